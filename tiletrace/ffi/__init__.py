@@ -1,0 +1,1 @@
+"""From a compiled kernel to a running one: the image, the launchers, and the JAX primitive."""
