@@ -1,0 +1,194 @@
+"""TileGraph: a typed, first-order program of tile operations, with nested blocks for loops, branches and roles.
+
+Conventions that every primitive keeps:
+
+* `invars` begins with the reference operands, each followed by the dynamic operands of its view, in the order of
+  `params["views"]`; the value operands follow. `Eqn.refs` and `Eqn.values` take them apart.
+* Blocks may use variables of the blocks around them; only what a loop carries is passed through `invars`/`outs`.
+* Parameters are hashable and compared by value; they never hold a Var.
+"""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from tiletrace.core.source import Loc
+from tiletrace.core.types import RefType, TileType, Type, View
+
+
+class Primitive:
+  """A name. What it means stands in the rule tables, one table for each concern."""
+  __slots__ = ("level", "name")
+
+  def __init__(self, name: str, *, level: int = 1):
+    self.name, self.level = name, level
+    ALL_PRIMITIVES.append(self)
+
+  def __repr__(self) -> str:
+    return self.name
+
+
+ALL_PRIMITIVES: list[Primitive] = []
+
+
+class Var:
+  """A value, reference or barrier that an equation (or a block's head) binds. Compared by identity."""
+  __slots__ = ("__weakref__", "hint", "type")
+
+  def __init__(self, type: Type, hint: str | None = None):
+    self.type, self.hint = type, hint  # hint: the user's name, used by reports only
+
+  def __repr__(self) -> str:
+    return f"Var({self.hint or ''}:{self.type})"
+
+
+class Literal:
+  """A Python number (weak: `type.dtype` is what it became) as an operand. Compared by value and type."""
+  __slots__ = ("type", "value")
+
+  def __init__(self, value: bool | int | float, dtype: np.dtype):
+    self.value, self.type = value, TileType((), dtype)
+
+  def _key(self) -> tuple:
+    return (type(self.value).__name__, repr(self.value), self.type)
+
+  def __eq__(self, other: object) -> bool:
+    return isinstance(other, Literal) and self._key() == other._key()
+
+  def __hash__(self) -> int:
+    return hash(self._key())
+
+  def __repr__(self) -> str:
+    return f"{self.value}"
+
+
+Atom = Var | Literal
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RefOperand:
+  """A reference operand of an equation: the root it views, the view, and the view's dynamic operands."""
+  root: Var
+  view: View
+  dyn: tuple[Atom, ...]
+
+  @property
+  def type(self) -> RefType:
+    assert isinstance(self.root.type, RefType)
+    return self.root.type
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    return self.view.static_shape
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Block:
+  """A straight line of equations. `invars` are bound by the owner (loop index, carried values)."""
+  invars: tuple[Var, ...] = ()
+  eqns: tuple[Eqn, ...] = ()
+  outs: tuple[Atom, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Eqn:
+  primitive: Primitive
+  invars: tuple[Atom, ...]
+  outvars: tuple[Var, ...]
+  params: dict[str, Any]
+  loc: Loc
+  blocks: tuple[Block, ...] = ()
+
+  @property
+  def refs(self) -> tuple[RefOperand, ...]:
+    """The reference operands, in the order of params["views"]."""
+    out, at = [], 0
+    for view in self.params.get("views", ()):
+      root, n = self.invars[at], view.num_dyn
+      assert isinstance(root, Var)
+      out.append(RefOperand(root, view, self.invars[at + 1:at + 1 + n]))
+      at += 1 + n
+    return tuple(out)
+
+  @property
+  def values(self) -> tuple[Atom, ...]:
+    """The operands after the references."""
+    return self.invars[sum(1 + v.num_dyn for v in self.params.get("views", ())):]
+
+  def replace(self, **changes: Any) -> Eqn:
+    return dataclasses.replace(self, **changes)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CallOptions:
+  """The options of a tile_call that a pass may read. `warpgroups` counts consumers."""
+  grid: tuple[int, ...]
+  warpgroups: int = 1
+  cluster: tuple[int, ...] | None = None
+  raster: int | None = None
+  persistent: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class TileGraph:
+  """A traced kernel.
+
+  Attributes:
+    name: the kernel's name.
+    invars: one global reference for each input leaf, then for each output leaf. An output that is aliased to an
+      input is the *same* Var, standing twice.
+    arg_names: the user's parameter names, one for each of `invars`.
+    num_inputs: how many of `invars` are inputs.
+    body: the equations.
+    options: see CallOptions.
+    loc: the kernel function's first line.
+  """
+  name: str
+  invars: tuple[Var, ...]
+  arg_names: tuple[str, ...]
+  num_inputs: int
+  body: Block
+  options: CallOptions
+  loc: Loc
+
+  @property
+  def outputs(self) -> tuple[Var, ...]:
+    return self.invars[self.num_inputs:]
+
+  @property
+  def aliases(self) -> tuple[tuple[int, int], ...]:
+    """(input index, output index) of each aliased pair."""
+    first = {v: i for i, v in enumerate(self.invars[:self.num_inputs])}
+    return tuple((first[v], o) for o, v in enumerate(self.outputs) if v in first)
+
+  def replace(self, **changes: Any) -> TileGraph:
+    return dataclasses.replace(self, **changes)
+
+
+def walk(block: Block) -> Iterator[Eqn]:
+  """Every equation, outer before inner, in program order."""
+  for eqn in block.eqns:
+    yield eqn
+    for inner in eqn.blocks:
+      yield from walk(inner)
+
+
+def map_block(block: Block, fn: Callable[[Eqn], Eqn]) -> Block:
+  """The block with `fn` applied to every equation, inner blocks first."""
+  eqns = tuple(fn(e.replace(blocks=tuple(map_block(b, fn) for b in e.blocks)) if e.blocks else e)
+               for e in block.eqns)
+  return dataclasses.replace(block, eqns=eqns)
+
+
+def substitute(block: Block, env: dict[Var, Atom]) -> Block:
+  """The block with operands replaced. Binders are kept."""
+  def atom(a: Atom) -> Atom:
+    return env.get(a, a) if isinstance(a, Var) else a
+
+  def eqn(e: Eqn) -> Eqn:
+    return e.replace(invars=tuple(map(atom, e.invars)), blocks=tuple(substitute(b, env) for b in e.blocks))
+
+  return dataclasses.replace(block, eqns=tuple(map(eqn, block.eqns)), outs=tuple(map(atom, block.outs)))

@@ -1,0 +1,120 @@
+"""Types of traced values, and views of references: what flows along an edge of a TileGraph."""
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+
+import numpy as np
+
+from tiletrace.core.dtypes import short_name
+
+
+class Space(enum.Enum):
+  """Where a reference lives."""
+  GLOBAL = "global"
+  SHARED = "shared"
+  FRAGMENT = "fragment"
+
+  def __str__(self) -> str:
+    return self.value
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TileType:
+  """An immutable tile value. Rank 0 is a scalar, equal in every thread."""
+  shape: tuple[int, ...]
+  dtype: np.dtype
+
+  @property
+  def size(self) -> int:
+    return math.prod(self.shape)
+
+  def __str__(self) -> str:
+    return f"{short_name(self.dtype)}[{','.join(map(str, self.shape))}]"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RefType:
+  """A reference to memory (or registers: fragment). `nbytes` is the whole buffer's size."""
+  shape: tuple[int, ...]
+  dtype: np.dtype
+  space: Space
+
+  @property
+  def nbytes(self) -> int:
+    return math.prod(self.shape) * self.dtype.itemsize
+
+  def __str__(self) -> str:
+    return f"Ref<{self.space}>{{{short_name(self.dtype)}[{','.join(map(str, self.shape))}]}}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BarrierType:
+  """`count` mbarriers, each completing a phase after `arrivals` arrivals and all expected bytes."""
+  count: int
+  arrivals: int
+
+  def __str__(self) -> str:
+    return f"Barrier[{self.count}]{{arrivals={self.arrivals}}}"
+
+
+Type = TileType | RefType | BarrierType
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Dyn:
+  """The `index`-th dynamic operand (an i32 scalar) of a view."""
+  index: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ViewDim:
+  """One dimension of the *root* reference as a view sees it: elements start + stride * [0, size).
+
+  `edges` are the half-open ranges [lo, hi), in root coordinates, that enclosing views end at, beyond the root's own
+  [0, extent): elements outside any of them read as the fill value and are not stored.
+  """
+  start: int | Dyn
+  size: int | Dyn
+  stride: int = 1
+  squeezed: bool = False
+  edges: tuple[tuple[int | Dyn, int | Dyn], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class View:
+  """A view of a root reference: one ViewDim for each root dimension, and the kept ones in the view's order.
+
+  `perm[i]` is the root dimension behind the view's dimension i, so `.T` reverses it. Dynamic parts are `Dyn(k)`:
+  the k-th of the operands that follow the root in the equation's `invars`.
+  """
+  dims: tuple[ViewDim, ...]
+  perm: tuple[int, ...]
+
+  @property
+  def shape(self) -> tuple[int | Dyn, ...]:
+    return tuple(self.dims[p].size for p in self.perm)
+
+  @property
+  def static_shape(self) -> tuple[int, ...]:
+    """The shape of a view whose sizes are all static (every view that is loaded, stored or copied)."""
+    assert all(isinstance(n, int) for n in self.shape), self
+    return self.shape  # type: ignore[return-value]
+
+  @property
+  def num_dyn(self) -> int:
+    """How many dynamic operands follow the root."""
+    found = [p.index for d in self.dims for p in (d.start, d.size, *(x for e in d.edges for x in e))
+             if isinstance(p, Dyn)]
+    return max(found, default=-1) + 1
+
+  @property
+  def is_whole(self) -> bool:
+    """The root itself, untouched."""
+    return self.perm == tuple(range(len(self.dims))) and all(
+        d.start == 0 and d.stride == 1 and not d.squeezed and not d.edges for d in self.dims)
+
+
+def whole_view(shape: tuple[int, ...]) -> View:
+  return View(tuple(ViewDim(0, n) for n in shape), tuple(range(len(shape))))
