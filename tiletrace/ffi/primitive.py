@@ -1,0 +1,180 @@
+"""The JAX primitive of a compiled tile program: `tile_call`.
+
+One primitive, parameterised by a hashable program. It has a rule per platform and no default: on CPUs (and, for
+programs of the "xla" backend, on GPUs) the program's own jax ops, on CUDA the XLA custom call that carries the kernel
+image. Only public modules of JAX are used.
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Protocol, cast
+
+import jax
+import numpy as np
+from jax import export
+from jax.core import ShapedArray
+from jax.extend import core as jex_core
+from jax.interpreters import ad, batching, mlir
+
+from tiletrace.core.errors import TileTypeError
+from tiletrace.ffi import library
+from tiletrace.ffi.image import KernelImage
+
+# Lowering never asks a device: it must give the same on a machine without one, and for an explicit platform.
+DEFAULT_TARGET = "sm_90a"
+
+Aval = tuple[tuple[int, ...], np.dtype]
+
+
+class Program(Protocol):
+  """What the primitive needs of a tile program. Equality and hash are those of the fingerprint.
+
+  Attributes:
+    name: the kernel's name; a Python identifier.
+    source: where it was written, "file.py:12".
+    fingerprint: hash of everything that determines the code: graph, options, target, versions.
+    in_avals: (shape, dtype) of each operand.
+    out_avals: (shape, dtype) of each result.
+    aliases: (input, output) pairs that share memory.
+    backend: "xla" runs `interpret` on every platform; None compiles where a compiler backend exists.
+  """
+
+  @property
+  def name(self) -> str: ...
+  @property
+  def source(self) -> str: ...
+  @property
+  def fingerprint(self) -> str: ...
+  @property
+  def in_avals(self) -> tuple[Aval, ...]: ...
+  @property
+  def out_avals(self) -> tuple[Aval, ...]: ...
+  @property
+  def aliases(self) -> tuple[tuple[int, int], ...]: ...
+  @property
+  def backend(self) -> str | None: ...
+
+  def interpret(self, *arrays: jax.Array) -> list[jax.Array]:
+    """The program as plain jax ops."""
+    ...
+
+  def image(self, target: str) -> KernelImage:
+    """The compiled kernel for a target such as "sm_90a"; compiled once."""
+    ...
+
+
+tile_call_p = jex_core.Primitive("tile_call")
+tile_call_p.multiple_results = True
+
+
+def bind(program: Program, *operands: jax.Array) -> list[jax.Array]:
+  """Runs `program` on arrays or tracers.
+
+  Args:
+    program: what to run.
+    *operands: one array per `program.in_avals`, of exactly those shapes and dtypes.
+
+  Returns:
+    One array per `program.out_avals`.
+
+  Raises:
+    TileTypeError: an operand is sharded over an explicit mesh axis.
+  """
+  with jax.named_scope(program.name):
+    return tile_call_p.bind(*_same_varying_axes(operands), program=program)
+
+
+def export_checks() -> list[export.DisabledSafetyCheck]:
+  """What `jax.export.export(..., disabled_checks=)` needs to export a program that holds tile calls for CUDA."""
+  return [export.DisabledSafetyCheck.custom_call(library.TARGET)]
+
+
+def _varying_axes(aval: Any) -> frozenset[str]:
+  return frozenset(aval.manual_axis_type.varying)
+
+
+def _same_varying_axes(operands: Sequence[jax.Array]) -> list[jax.Array]:
+  """Casts to the union of the operands' varying manual axes, as jax's own n-ary operations do."""
+  union = frozenset().union(*(_varying_axes(jax.typeof(x)) for x in operands))
+  missing = [tuple(sorted(union - _varying_axes(jax.typeof(x)))) for x in operands]
+  return [jax.lax.pcast(x, axes, to="varying") if axes else x for x, axes in zip(operands, missing)]
+
+
+@tile_call_p.def_impl
+def _impl(*operands: jax.Array, program: Program) -> list[jax.Array]:
+  with jax.disable_jit(False):      # an eager call is a compiled call; under disable_jit it would recur for ever
+    return _eager(program)(*operands)
+
+
+@functools.lru_cache(maxsize=4096)
+def _eager(program: Program) -> Callable[..., list[jax.Array]]:
+  return jax.jit(_named(program, lambda *operands: tile_call_p.bind(*operands, program=program)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _interpreter(program: Program) -> Callable[..., list[jax.Array]]:
+  # The jit gives the function in the module the kernel's name.
+  return jax.jit(_named(program, lambda *operands: program.interpret(*operands)))
+
+
+def _named(program: Program, fn: Callable[..., list[jax.Array]]) -> Callable[..., list[jax.Array]]:
+  fn.__name__ = fn.__qualname__ = program.name
+  return fn
+
+
+@tile_call_p.def_abstract_eval
+def _abstract_eval(*avals: Any, program: Program) -> list[Any]:
+  if any(axes is not None for aval in avals for axes in aval.sharding.spec):
+    raise TileTypeError(
+        f"{program.name} ({program.source}): operands lie on explicit mesh axes: {', '.join(map(str, avals))}",
+        hint="a kernel sees one device's memory: wrap the call in jax.shard_map")
+  given = tuple((aval.shape, np.dtype(aval.dtype)) for aval in avals)
+  assert given == tuple((tuple(s), np.dtype(d)) for s, d in program.in_avals), (program, given)
+  if not avals:
+    return [ShapedArray(shape, dtype) for shape, dtype in program.out_avals]
+  # The operands' own aval carries the abstract mesh and the varying manual axes that shard_map checks.
+  return [
+      avals[0].update(shape=tuple(shape), dtype=np.dtype(dtype), weak_type=False,
+                      sharding=avals[0].sharding.update(spec=jax.sharding.PartitionSpec(*[None] * len(shape))))
+      for shape, dtype in program.out_avals]
+
+
+def _lower_interpreted(ctx: mlir.LoweringRuleContext, *operands: Any, program: Program) -> Any:
+  # Within shard_map the operands vary over manual axes. What `interpret` creates (its buffers, its loop carries) does not,
+  # and one device's work needs no axes at all: it is lowered as if outside.
+  local = ctx.replace(avals_in=[ShapedArray(shape, dtype) for shape, dtype in program.in_avals],
+                      avals_out=[ShapedArray(shape, dtype) for shape, dtype in program.out_avals])
+  return mlir.lower_fun(_interpreter(program), multiple_results=True)(local, *operands)
+
+
+def _lower_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, program: Program) -> Any:
+  if program.backend == "xla":
+    return _lower_interpreted(ctx, *operands, program=program)
+  library.register()
+  rule = jax.ffi.ffi_lowering(library.TARGET, operand_output_aliases=dict(program.aliases))
+  return rule(ctx, *operands, **program.image(DEFAULT_TARGET).attributes())
+
+
+# Equal calls in one module become one function: by `_interpreter`'s jit here, and out of line there, so that a module
+# holds one copy of the cubin.
+mlir.register_lowering(tile_call_p, _lower_interpreted, platform="cpu")
+mlir.register_lowering(tile_call_p, cast(Any, _lower_cuda), platform="cuda", inline=False)
+
+
+def _jvp(primals: Any, tangents: Any, *, program: Program) -> NoReturn:
+  raise NotImplementedError(
+      f"tile kernel '{program.name}' ({program.source}) has no derivative: give tile_call a vjp=, or wrap the call in "
+      "jax.custom_vjp")
+
+
+def _batch(operands: Any, dims: Any, *, program: Program) -> NoReturn:
+  raise NotImplementedError(
+      f"tile kernel '{program.name}' ({program.source}) has no batching rule yet: use jax.lax.map, or give the kernel "
+      "a batch axis in its grid")
+
+
+ad.primitive_jvps[tile_call_p] = _jvp
+batching.primitive_batchers[tile_call_p] = _batch
+
+library.register_if_built()
