@@ -1,0 +1,10 @@
+"""PTX as data: the instruction table, modules of structured instructions, the lint."""
+from __future__ import annotations
+
+from tiletrace.lowering.ptx import isa
+from tiletrace.lowering.ptx.instr import Inst, Instr, PtxError
+from tiletrace.lowering.ptx.module import Builder, Entry, Module, Note, Param
+from tiletrace.lowering.ptx.registers import Addr, Label, Reg, Special, Symbol
+
+__all__ = ["Addr", "Builder", "Entry", "Inst", "Instr", "Label", "Module", "Note", "Param", "PtxError", "Reg",
+           "Special", "Symbol", "isa"]
