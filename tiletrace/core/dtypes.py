@@ -76,12 +76,12 @@ def is_signed(dtype: np.dtype) -> bool:
   return dtype.kind == "i" or is_float(dtype)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _above(node: _Node) -> frozenset[_Node]:
   return frozenset({node}).union(*map(_above, _EDGES[node]))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _join(nodes: frozenset[_Node]) -> _Node | None:
   """The least upper bound; None where there is none (float8 with another float)."""
   bounds = frozenset.intersection(*map(_above, nodes))
