@@ -141,8 +141,8 @@ def _abstract_eval(*avals: Any, program: Program) -> list[Any]:
 
 
 def _lower_interpreted(ctx: mlir.LoweringRuleContext, *operands: Any, program: Program) -> Any:
-  # Within shard_map the operands vary over manual axes. What `interpret` creates (its buffers, its loop carries) does not,
-  # and one device's work needs no axes at all: it is lowered as if outside.
+  # Within shard_map the operands vary over manual axes; what `interpret` creates (buffers, loop carries) does not. One
+  # device's work needs no axes at all: it is lowered as if outside.
   local = ctx.replace(avals_in=[ShapedArray(shape, dtype) for shape, dtype in program.in_avals],
                       avals_out=[ShapedArray(shape, dtype) for shape, dtype in program.out_avals])
   return mlir.lower_fun(_interpreter(program), multiple_results=True)(local, *operands)
