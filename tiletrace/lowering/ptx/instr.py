@@ -266,7 +266,7 @@ def _slot(match: re.Match[str], literal: str, names: Mapping[str, str | int]) ->
   elif "/" in type_ or type_.isdigit():
     kind, values = "int", tuple(int(v) for v in type_.split("/"))
   classes: tuple[str, ...] = _CLASSES[type_] if kind in ("value", "addr") else ()
-  if "~" in flags:
+  if classes and "~" in flags:
     classes += tuple(c for c in _WIDER.get(classes[0], ()) if c not in classes)
   literals = role == "src" and "!" not in flags and (type_ not in _NO_LITERAL or "?" in flags)
   count = _count(match["count"], names)
