@@ -1,0 +1,219 @@
+"""Addresses of a fragment in shared memory: the composition of two layouts, and what it says about the access."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from tiletrace.lowering.layouts import f2
+from tiletrace.lowering.layouts.relation import Layout
+
+THREAD_AXES = ("lane", "warp")
+
+
+@dataclass(frozen=True)
+class ThreadOuter:
+  """`(axis // hw_stride) % extent` times `offset` is added to the address."""
+  axis: str
+  extent: int
+  hw_stride: int
+  offset: int
+
+
+@dataclass(frozen=True)
+class AddressMap:
+  """Hardware point of a fragment -> element offset in shared memory, exactly.
+
+  offset(reg, thread) = (x(thread) ^ (reg_offsets[reg] % span)) + reg_offsets[reg] // span * span + a(thread), where
+  x is the XOR of `thread_bits` at the one bits of the thread's coordinates (minus the fragment's origin) and a the
+  sum of `thread_outers`; every a is a multiple of `span`, every x below it.
+
+  Attributes:
+    reg_offsets: offset of each register of the first thread.
+    thread_bits: (axis, bit) -> offset to XOR; zeros are left out.
+    thread_outers: what is added.
+    span: elements of the shared layout's F2 core.
+  """
+  reg_offsets: tuple[int, ...]
+  thread_bits: dict[tuple[str, int], int]
+  thread_outers: tuple[ThreadOuter, ...]
+  span: int
+
+  @property
+  def thread_mask(self) -> int:
+    """Offset bits that the XOR part of a thread can touch."""
+    mask = 0
+    for column in self.thread_bits.values():
+      mask |= column
+    return mask
+
+  def split(self) -> list[tuple[int, int]]:
+    """Per register (xor, add): offset = (thread_part ^ xor) + add, thread_part = x(thread) + a(thread).
+
+    Registers that share `xor` share an address register; `add` is the immediate of the access.
+    """
+    mask = self.thread_mask
+    return [(o & mask, o & ~mask) for o in self.reg_offsets]
+
+  def thread_part(self, **hw: int) -> int:
+    """x(thread) + a(thread) of one thread."""
+    xor = 0
+    for (axis, bit), column in self.thread_bits.items():
+      if hw.get(axis, 0) >> bit & 1:
+        xor ^= column
+    return xor + sum(hw.get(o.axis, 0) // o.hw_stride % o.extent * o.offset for o in self.thread_outers)
+
+  def offset(self, reg: int, **hw: int) -> int:
+    xor, add = self.split()[reg]
+    return (self.thread_part(**hw) ^ xor) + add
+
+  def column(self, axis: str, bit: int) -> int:
+    """Offset that one bit of a thread coordinate moves by, XORed and added parts together."""
+    added = sum(o.offset for o in self.thread_outers if (o.axis, o.hw_stride) == (axis, 1 << bit))
+    return self.thread_bits.get((axis, bit), 0) + added
+
+  def vectors(self, vec: int) -> list[tuple[int, ...]]:
+    """Registers grouped into accesses of `vec` consecutive elements, each group in the order of its offsets."""
+    groups: dict[int, dict[int, int]] = {}
+    for reg, offset in enumerate(self.reg_offsets):
+      groups.setdefault(offset // vec, {}).setdefault(offset % vec, reg)
+    assert all(len(g) == vec for g in groups.values()), f"registers do not fill vectors of {vec}"
+    return [tuple(g[i] for i in range(vec)) for g in groups.values()]
+
+
+@lru_cache(maxsize=256)
+def address_map(frag: Layout, shared: Layout, *, at: tuple[int, ...] | None = None,
+                dims: tuple[int, ...] | None = None) -> AddressMap:
+  """Composes a fragment with the inverse of a shared layout.
+
+  Args:
+    frag: axes reg, lane, warp.
+    shared: axis off (and stage, which does not enter).
+    at: first index of the fragment in the shared tile, default the origin.
+    dims: the shared dimension of each fragment dimension, default all in order; the others stand at `at`.
+
+  The result is compared with the two layouts at every point before it is returned.
+  """
+  dims = tuple(range(shared.rank)) if dims is None else dims
+  at = at or (0,) * shared.rank
+  assert len(dims) == frag.rank and len(at) == shared.rank, (dims, at, frag.shape, shared.shape)
+  table = frag.table(("reg", *THREAD_AXES))
+  index: list[np.ndarray] = [np.asarray(a) for a in at]
+  for i, d in enumerate(dims):
+    index[d] = table[..., i] + at[d]
+  extents = tuple(max(s, a + (frag.shape[dims.index(d)] if d in dims else 1))
+                  for d, (s, a) in enumerate(zip(shared.shape, at)))
+  offsets = np.broadcast_to(shared.coordinates("off", index, extents) - shared.start("off"), table.shape[:-1])
+  span = 1 << len(shared.columns("off"))
+  low, high = offsets % span, offsets // span * span
+  bits, outers = _thread_terms(frag, low, high)
+  xor, add = np.zeros((1, 1), np.int64), np.zeros((1, 1), np.int64)
+  hw = {"lane": np.arange(low.shape[1])[:, None], "warp": np.arange(low.shape[2])[None, :]}
+  for (axis, bit), column in bits.items():
+    xor = xor ^ (hw[axis] >> bit & 1) * column
+  for o in outers:
+    add = add + hw[o.axis] // o.hw_stride % o.extent * o.offset
+  present = table[..., 0] >= 0 if frag.rank else np.ones(low.shape, bool)
+  same = (low == low[:, :1, :1] ^ xor) & (high == high[:, :1, :1] + add)
+  assert (same | ~present).all(), f"no affine address: {frag} in {shared}"
+  return AddressMap(tuple(int(o) for o in offsets[:, 0, 0]), bits, outers, span)
+
+
+def _thread_terms(frag: Layout, low: np.ndarray,
+                  high: np.ndarray) -> tuple[dict[tuple[str, int], int], tuple[ThreadOuter, ...]]:
+  bits: dict[tuple[str, int], int] = {}
+  outers: list[ThreadOuter] = []
+
+  def moved(axis: str, x: int) -> tuple[int, int]:
+    point = (0, x, 0) if axis == "lane" else (0, 0, x)
+    return int(low[point] ^ low[0, 0, 0]), int(high[point] - high[0, 0, 0])
+
+  def bit(axis: str, b: int) -> None:
+    xor, add = moved(axis, 1 << b)
+    if xor:
+      bits[axis, b] = xor
+    if add:
+      outers.append(ThreadOuter(axis, 2, 1 << b, add))
+
+  for axis in THREAD_AXES:
+    for b in range(len(frag.columns(axis))):
+      bit(axis, b)
+    for o in frag.outers_of(axis):
+      xor, add = moved(axis, o.stride)
+      if not xor:
+        if add:
+          outers.append(ThreadOuter(axis, o.extent, o.stride, add))
+      else:                              # the shared layout takes this factor apart into bits
+        assert o == frag.outers_of(axis)[-1], f"axis {axis}: {o} is not the last, so its bits are not the coordinate's"
+        for i in range((o.extent - 1).bit_length()):
+          bit(axis, f2.log2(o.stride) + i)
+  return bits, tuple(outers)
+
+
+def vector_width(amap: AddressMap, dtype_bits: int) -> int:
+  """Elements of the widest access (at most 16 bytes): aligned runs of consecutive offsets inside every thread."""
+  vec = 1
+  while 2 * vec * dtype_bits <= 128 and _fits(amap, 2 * vec):
+    vec *= 2
+  return vec
+
+
+def _fits(amap: AddressMap, vec: int) -> bool:
+  terms = [*amap.thread_bits.values(), *(o.offset for o in amap.thread_outers)]
+  held = set(amap.reg_offsets)
+  return all(t % vec == 0 for t in terms) and len(held) == vec * len({o // vec for o in held})
+
+
+def wavefronts(amap: AddressMap, vec: int, dtype_bits: int) -> int:
+  """Shared-memory cycles of one warp-wide access of `vec` elements a thread; 1, 2, 4 at best for 4, 8, 16 bytes.
+
+  A warp is served in phases of 128 bytes (8 lanes of 16 bytes, 16 of 8 bytes, else all 32); in each, the busiest of the
+  32 four-byte banks counts its distinct words. Words and banks are linear in the lane, so that is
+  2^(rank(words) - rank(banks)), the same for every register and warp.
+  """
+  width = vec * dtype_bits // 8
+  lanes = {16: 3, 8: 4}.get(width, 5)
+  words = [amap.column("lane", b) * dtype_bits >> 5 for b in range(lanes)]
+  words += [1 << b for b in range(max(0, f2.log2(max(1, width // 4))))]
+  return (32 >> lanes) << f2.rank(words) - f2.rank(w & 31 for w in words)
+
+
+def matrix_x(amap: AddressMap, dtype_bits: int, trans: bool = False) -> int:
+  """Matrices one stmatrix or ldmatrix can move: 4, 2, 1, or 0 where the fragment does not match.
+
+  PTX ISA, "ldmatrix": an 8x8 matrix of 16-bit elements is eight 16-byte rows; lane l holds the 32-bit word l % 4 of row
+  l / 4 (with `.trans`, which is for 16-bit elements, column l / 4 of rows 2*(l % 4) and the next).
+  """
+  if 32 % dtype_bits or (trans and dtype_bits != 16):
+    return 0
+  unit, row = 32 // dtype_bits, 128 // dtype_bits      # elements of a word, of a 16-byte row
+  inner = [("lane", 0), ("lane", 1)] if not trans else [("lane", 2), ("lane", 3), ("lane", 4)]
+  first = 1 if trans else unit
+  if any(amap.column(a, b) != first << i for i, (a, b) in enumerate(inner)):
+    return 0
+  rest = [c for (k, c) in amap.thread_bits.items() if k not in inner] + [o.offset for o in amap.thread_outers]
+  if any(c % row for c in rest) or any(o % row >= (1 if trans else unit) for o in amap.reg_offsets):
+    return 0
+  return _matrix_groups(amap, unit, trans)
+
+
+def _matrix_groups(amap: AddressMap, unit: int, trans: bool) -> int:
+  """Widest x whose registers are `unit` elements a word, x words an instruction, the same XOR steps in each."""
+  offsets = amap.reg_offsets
+  words = [offsets[i:i + unit] for i in range(0, len(offsets), unit)]
+  if len(offsets) % unit:
+    return 0
+  step = offsets[1] ^ offsets[0] if unit > 1 else 0
+  for w in words:
+    if any(w[i] != (w[0] + i if not trans else w[0] ^ i * step) for i in range(unit)):
+      return 0
+  if trans and not step:
+    return 0
+  x = 1
+  while x < 4 and len(words) % (2 * x) == 0:
+    moved = {words[i + x][0] ^ words[i][0] for i in range(0, len(words), 2 * x)}
+    if len(moved) > 1:
+      break
+    x *= 2
+  return x

@@ -1,0 +1,127 @@
+"""Fragments: tiles in registers, spread over lanes and warps."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from tiletrace.lowering.layouts import f2
+from tiletrace.lowering.layouts.normal import REPLICA, Outer
+from tiletrace.lowering.layouts.relation import Layout, build
+
+FragmentLayout = Layout      # axes reg, lane, warp
+
+
+def _ceil_pow2(n: int) -> int:
+  return 1 << max(0, n - 1).bit_length()
+
+
+def blocked(shape: Sequence[int], dtype_bits: int, warps: int, *, vec: int | None = None,
+            order: Sequence[int] | None = None) -> FragmentLayout:
+  """The default coalesced layout: up to 16 bytes a thread along the contiguous dimension, lanes, then rows, then warps.
+
+  Any extents: what does not divide is padded to a hull, chosen for the fewest registers; `valid` keeps `shape`.
+
+  Args:
+    shape: extents; () is a scalar copied to every thread.
+    dtype_bits: width of an element.
+    warps: warps of the owning scope, any count.
+    vec: elements a thread holds side by side; by default the largest power of two in 16 bytes that divides the extent.
+    order: dimensions, contiguous first; by default the last dimension first.
+
+  Example::
+
+    blocked((64, 96), 16, 4).extent("reg")    # 48 elements a thread: 8 along the row, 3 x 2 repeats
+  """
+  shape = tuple(shape)
+  order = tuple(range(len(shape)))[::-1] if order is None else tuple(order)
+  assert sorted(order) == list(range(len(shape))), f"order={order} does not permute {len(shape)} dimensions"
+  return _blocked(shape, dtype_bits, warps, vec, order)
+
+
+@lru_cache(maxsize=256)
+def _blocked(shape: tuple[int, ...], dtype_bits: int, warps: int, vec: int | None, order: tuple[int, ...]) -> Layout:
+  take: dict[str, list[tuple[int, int, int]]] = {"reg": [], "lane": [], "warp": []}     # (dim, extent, step)
+  reach, left = dict.fromkeys(order, 1), {d: shape[d] for d in order}
+
+  def give(axis: str, dim: int, extent: int) -> None:
+    take[axis].append((dim, extent, reach[dim]))
+    reach[dim] *= extent
+    left[dim] = -(-left[dim] // extent)
+
+  lanes = 32
+  for i, d in enumerate(order):
+    if i == 0:
+      widest = max(1, 128 // dtype_bits)
+      give("reg", d, vec or min(widest, left[d] & -left[d] or 1))
+      count = _lanes_along(left[d], reach[d] * dtype_bits // 8)
+    else:
+      count = _ceil_pow2(left[d])
+    count = min(count, lanes)
+    give("lane", d, count)
+    lanes //= count
+  for d in (*order[1:], *order[:1]):
+    count = min((w for w in range(1, warps + 1) if warps % w == 0), key=lambda w: (-(-left[d] // w), w))
+    give("warp", d, count)
+    warps //= count
+  for d in order:
+    give("reg", d, left[d])
+  take["lane"].append((REPLICA, lanes, 0))
+  take["warp"].append((REPLICA, warps, 0))
+  outers = []
+  for axis, parts in take.items():
+    stride = 1
+    for dim, extent, step in parts:
+      outers.append(Outer(axis, stride, extent, dim, step))
+      stride *= extent
+  return build([reach[d] for d in range(len(shape))], {}, outers, valid=shape)
+
+
+def _lanes_along(units: int, unit_bytes: int) -> int:
+  """Lanes along the contiguous dimension: 64 bytes side by side, then the least padding, then the most lanes."""
+  fewest = min(_ceil_pow2(units), max(1, min(32, 64 // max(1, unit_bytes))))
+  candidates = [1 << b for b in range(6) if fewest <= 1 << b <= _ceil_pow2(units)]
+  return min(candidates, key=lambda n: (-(-units // n) * n, -n))
+
+
+def drop_copies(layout: FragmentLayout) -> tuple[FragmentLayout, tuple[int, ...]]:
+  """The layout without register copies, and for each old register the new one that holds its element.
+
+  Registers that are copies only together with a lane or warp move stay.
+  """
+  columns = layout.columns("reg")
+  pivots, _ = f2.echelon(columns)
+  kept = sorted(f2.log2(c & -c) for c in (1 << i for i in range(len(columns)))
+                if f2.rank(columns[:f2.log2(c) + 1]) > f2.rank(columns[:f2.log2(c)]))
+  assert len(kept) == len(pivots)
+  images = [columns[i] for i in kept]
+  basis, _ = f2.echelon(images)
+  stride, outers, strides = 1 << len(kept), [], []
+  for o in layout.outers:
+    if o.axis != "reg":
+      outers.append(o)
+    elif o.dim != REPLICA:
+      outers.append(Outer("reg", stride, o.extent, o.dim, o.step))
+      strides.append((o, stride))
+      stride *= o.extent
+    else:
+      strides.append((o, 0))
+  core = {**dict(layout.core), "reg": images}
+  smaller = build(layout.shape, core, outers, valid=layout.valid, origin=dict(layout.origin))
+  to_new = []
+  for reg in range(layout.extent("reg")):
+    rest, new = reg, 0
+    for o, s in reversed(strides):
+      i, rest = divmod(rest, o.stride)
+      new += i * s
+    combination = f2.solve(basis, f2.apply(columns, rest))
+    assert combination is not None
+    to_new.append(new + combination)
+  return smaller, tuple(to_new)
+
+
+def row_of(layout: FragmentLayout, dim: int) -> FragmentLayout:
+  """Layout of a statistic of the rows along `dim`: that dimension is gone, and with it the register copies.
+
+  Example: `row_of(wgmma_accumulator(64, 256), 1)` is [64], two registers a thread, copied to four lanes.
+  """
+  return drop_copies(layout.project((dim,)))[0]

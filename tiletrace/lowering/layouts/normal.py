@@ -1,0 +1,111 @@
+"""Normal form of a layout: the largest F2 core, then integer outers, sorted and merged."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+AXES = ("reg", "lane", "warp", "cta", "off", "stage")
+REPLICA = -1       # an outer's `dim` when moving along it does not change the element
+FIELD = 32         # bits of one tensor dimension in a packed column
+MASK = (1 << FIELD) - 1
+
+
+class NotALayout(AssertionError):
+  """A map that is not a layout, with the axis or dimension and the reason. `notation` turns it into a user's error."""
+
+
+@dataclass(frozen=True, order=True)
+class Outer:
+  """An integer iteration: hardware coordinate `axis += stride*i` is tensor coordinate `dim += step*i`, i < extent."""
+  axis: str
+  stride: int
+  extent: int
+  dim: int
+  step: int
+
+
+def pack(vector: Sequence[int]) -> int:
+  """One integer per tensor dimension -> a packed column."""
+  return sum(x << FIELD * d for d, x in enumerate(vector))
+
+
+def unpack(column: int, rank: int) -> tuple[int, ...]:
+  return tuple(column >> FIELD * d & MASK for d in range(rank))
+
+
+def merge(outers: Iterable[Outer]) -> list[Outer]:
+  """Drops extents of one and joins neighbours that are one longer iteration; sorted by axis and stride."""
+  merged: list[Outer] = []
+  for o in sorted(o for o in outers if o.extent > 1):
+    if o.step == 0:
+      o = replace(o, dim=REPLICA)
+    last = merged[-1] if merged else None
+    if last and last.axis == o.axis and last.dim == o.dim and o.stride == last.extent * last.stride and (
+        o.dim == REPLICA or o.step == last.extent * last.step):
+      merged[-1] = replace(last, extent=last.extent * o.extent)
+    else:
+      merged.append(o)
+  return merged
+
+
+def absorb(core: dict[str, list[int]], outers: list[Outer]) -> list[Outer]:
+  """Moves into the core every factor of two that sits just above it and adds without carries.
+
+  Ascending by tensor step, so that the result does not depend on how the layout was written.
+  """
+  used: dict[int, int] = {}
+  for columns in core.values():
+    for column in columns:
+      d = 0
+      while column:
+        used[d] = used.get(d, 0) | column & MASK
+        column >>= FIELD
+        d += 1
+  progress = True
+  while progress:
+    progress = False
+    for k, o in sorted(enumerate(outers), key=lambda item: item[1].step):
+      if o.stride != 1 << len(core.get(o.axis, ())) or o.extent % 2:
+        continue
+      rest = replace(o, stride=2 * o.stride, extent=o.extent // 2, step=2 * o.step)
+      others = outers[:k] + ([rest] if rest.extent > 1 else []) + outers[k + 1:]
+      mask = used.get(o.dim, 0)
+      span = 1 << (mask | o.step).bit_length()
+      if o.dim != REPLICA and (o.step & mask or any(p.dim == o.dim and p.step % span for p in others)):
+        continue
+      core.setdefault(o.axis, []).append(0 if o.dim == REPLICA else o.step << FIELD * o.dim)
+      used[o.dim] = mask | o.step
+      outers, progress = others, True
+      break
+  return outers
+
+
+def check(shape: tuple[int, ...], core: Mapping[str, Sequence[int]], outers: Sequence[Outer]) -> None:
+  """The invariants: iterations of an axis nest; outers stand on whole spans of the core and nest in each dimension."""
+  for axis in {*core, *(o.axis for o in outers)}:
+    reach = 1 << len(core.get(axis, ()))
+    for o in outers:
+      if o.axis != axis:
+        continue
+      if axis == "lane":
+        raise NotALayout(f"axis lane: extent {o.extent} with stride {o.stride} is not made of powers of two that "
+                          "move whole bits of a tensor dimension; odd factors belong to reg, warp, off or stage")
+      if o.stride < reach:
+        raise NotALayout(f"axis {axis}: stride {o.stride} of extent {o.extent} overlaps the {reach} points below it")
+      reach += (o.extent - 1) * o.stride
+  masks = [0] * len(shape)
+  for axis, columns in core.items():
+    for column in columns:
+      for d, x in enumerate(unpack(column, len(shape))):
+        if x >= 1 << (shape[d] - 1).bit_length():
+          raise NotALayout(f"axis {axis}: step {x} leaves dimension {d} of extent {shape[d]}")
+        masks[d] |= x
+  for d, mask in enumerate(masks):
+    span = 1 << mask.bit_length()
+    reach = mask + 1
+    for o in sorted((o for o in outers if o.dim == d), key=lambda o: o.step):
+      if o.step % span or o.step < reach:
+        raise NotALayout(f"axis {o.axis}: step {o.step} in dimension {d} overlaps the {reach} elements below it")
+      reach += (o.extent - 1) * o.step
+    if reach > shape[d]:
+      raise NotALayout(f"dimension {d}: the layout reaches element {reach - 1}, the hull ends at {shape[d]}")
