@@ -107,7 +107,12 @@ def promote(*operands: np.dtype | bool | int | float) -> np.dtype:
   if isinstance(out, str):
     return i32 if out == "i_" else f32
   # 64 bits only where an operand is 64 bits wide; elsewhere jnp's result without x64
-  return out if any(n in _NARROW for n in nodes) else _NARROW.get(out, out)
+  return out if any(n in _NARROW for n in nodes) else narrow(out)
+
+
+def narrow(dtype: np.dtype) -> np.dtype:
+  """The 32-bit type for a 64-bit one."""
+  return _NARROW.get(dtype, dtype)
 
 
 def range_of(dtype: np.dtype) -> tuple[int, int]:

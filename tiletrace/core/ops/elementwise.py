@@ -1,0 +1,452 @@
+"""Elementwise operations with jnp's names and promotion; of Python numbers they are Python numbers."""
+from __future__ import annotations
+
+import builtins
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tiletrace.core import dtypes
+from tiletrace.core.effects import Effect
+from tiletrace.core.errors import TileTypeError
+from tiletrace.core.graph import Eqn, Literal, Primitive
+from tiletrace.core.operands import (
+  Operand,
+  check,
+  common_shape,
+  is_static,
+  literal,
+  operand,
+  promoted,
+  python_number,
+  tile_types,
+)
+from tiletrace.core.ops.shape import spread
+from tiletrace.core.rules import effect_rules, type_rules
+from tiletrace.core.source import user_loc
+from tiletrace.core.tile import METHODS, MeshIndex, Tile, bind_tile
+from tiletrace.core.types import TileType
+
+ARITHMETIC = (add_p, sub_p, mul_p, min_p, max_p) = tuple(map(Primitive, ("add", "sub", "mul", "min", "max")))
+INTEGER = (floordiv_p, mod_p, shift_left_p, shift_right_p) = tuple(
+  map(Primitive, ("floordiv", "mod", "shift_left", "shift_right")))
+FLOAT = (
+  div_p, pow_p, exp_p, exp2_p, log_p, log2_p, sqrt_p, rsqrt_p, tanh_p, logistic_p, erf_p, sin_p, cos_p, floor_p, ceil_p,
+) = tuple(map(Primitive, (
+  "div", "pow", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "logistic", "erf", "sin", "cos", "floor", "ceil")))
+BITWISE = (and_p, or_p, xor_p, not_p) = tuple(map(Primitive, ("and", "or", "xor", "not")))
+SIGNED = (neg_p, abs_p, sign_p) = tuple(map(Primitive, ("neg", "abs", "sign")))
+COMPARISON = (eq_p, ne_p, lt_p, le_p, gt_p, ge_p) = tuple(map(Primitive, ("eq", "ne", "lt", "le", "gt", "ge")))
+select_p = Primitive("select")
+cast_p = Primitive("cast")
+isnan_p = Primitive("isnan")
+_ALL = (*ARITHMETIC, *INTEGER, *FLOAT, *BITWISE, *SIGNED, *COMPARISON, select_p, cast_p, isnan_p)
+
+
+@effect_rules.register(*_ALL)
+def _pure(eqn: Eqn) -> tuple[Effect, ...]:
+  return ()
+
+
+# --- type rules: operands have the result's shape or rank 0, and one dtype
+
+def _same(eqn: Eqn, types: tuple[TileType, ...]) -> TileType:
+  name = eqn.primitive.name
+  shapes = {t.shape for t in types if t.shape}
+  check(len(shapes) <= 1 and len({t.dtype for t in types}) == 1,
+        f"{name}: operands {' and '.join(map(str, types))} differ")
+  return TileType(shapes.pop() if shapes else (), types[0].dtype)
+
+
+def _typed(allowed: Callable[[np.dtype], bool], kind: str) -> Callable[[Eqn], tuple[TileType, ...]]:
+  def rule(eqn: Eqn) -> tuple[TileType, ...]:
+    out = _same(eqn, tile_types(eqn.invars))
+    check(allowed(out.dtype), f"{eqn.primitive.name} of {dtypes.short_name(out.dtype)}: it takes {kind}")
+    return (out,)
+  return rule
+
+
+type_rules.register(*ARITHMETIC)(_typed(lambda d: d != dtypes.bool_, "numbers"))
+type_rules.register(*SIGNED)(_typed(lambda d: d != dtypes.bool_, "numbers"))
+type_rules.register(*INTEGER)(_typed(dtypes.is_integer, "integers"))
+type_rules.register(*FLOAT)(_typed(dtypes.is_float, "floats"))
+type_rules.register(*BITWISE)(_typed(lambda d: not dtypes.is_float(d), "integers and bools"))
+
+
+@type_rules.register(*COMPARISON)
+def _comparison_type(eqn: Eqn) -> tuple[TileType, ...]:
+  out = _same(eqn, tile_types(eqn.invars))
+  check(out.dtype != dtypes.bool_ or eqn.primitive in (eq_p, ne_p), f"{eqn.primitive.name} of bool: it takes numbers")
+  return (TileType(out.shape, dtypes.bool_),)
+
+
+@type_rules.register(select_p)
+def _select_type(eqn: Eqn) -> tuple[TileType, ...]:
+  pred, *cases = tile_types(eqn.invars)
+  check(pred.dtype == dtypes.bool_, f"select: the condition is {pred}, not a bool")
+  out = _same(eqn, tuple(cases))
+  check(not pred.shape or pred.shape == out.shape or not out.shape, f"select: {pred} does not fit {out}")
+  return (TileType(out.shape or pred.shape, out.dtype),)
+
+
+@type_rules.register(cast_p)
+def _cast_type(eqn: Eqn) -> tuple[TileType, ...]:
+  (x,), dtype = tile_types(eqn.invars), eqn.params["dtype"]
+  check(dtype != dtypes.bool_, "cast to bool is written as x != 0")
+  return (TileType(x.shape, dtype),)
+
+
+@type_rules.register(isnan_p)
+def _isnan_type(eqn: Eqn) -> tuple[TileType, ...]:
+  x, = tile_types(eqn.invars)
+  check(dtypes.is_float(x.dtype), f"isnan of {x}: it takes floats")
+  return (TileType(x.shape, dtypes.bool_),)
+
+
+# --- wrappers
+
+def _fit(x: Operand, dtype: np.dtype, shape: tuple[int, ...], what: str) -> Tile | Literal:
+  """`x` as an operand of `dtype` that has `shape` or rank 0."""
+  if not isinstance(x, Tile):
+    return literal(x, dtype, what)
+  x = astype(x, dtype)
+  return x if not x.shape else spread(x, shape)
+
+
+def _apply(primitive: Primitive, what: str, args: tuple[Operand, ...], dtype: np.dtype) -> Tile:
+  shape = common_shape(what, [a.shape for a in args if isinstance(a, Tile)])
+  return bind_tile(primitive, [_fit(a, dtype, shape, what) for a in args])
+
+
+def _operands(what: str, names: str, *args: Any) -> tuple[Operand, ...]:
+  return tuple(operand(a, f"{what}: {n}") for n, a in zip(names.split(), args))
+
+
+def _binary(primitive: Primitive, what: str, python: Callable[..., Any], x: Any, y: Any, *,
+            bools: Primitive | None = None) -> Any:
+  """A binary operation in the operands' common dtype; `bools` is its form for bools, else they become i32."""
+  a, b = _operands(what, "x y", x, y)
+  if is_static(a) and is_static(b):
+    return python(python_number(a), python_number(b))
+  dtype = promoted(what, a, b)
+  if dtype == dtypes.bool_:
+    if bools is not None:
+      primitive = bools
+    elif primitive not in (eq_p, ne_p, *BITWISE):
+      dtype = dtypes.i32
+  return _apply(primitive, what, (a, b), dtype)
+
+
+def _float(primitive: Primitive, what: str, python: Callable[..., Any], *args: Any) -> Any:
+  """An operation on floats: integers become f32."""
+  values = _operands(what, "x" if len(args) == 1 else "x y", *args)
+  if all(map(is_static, values)):
+    return python(*map(python_number, values))
+  dtype = promoted(what, *values)
+  return _apply(primitive, what, values, dtype if dtypes.is_float(dtype) else dtypes.f32)
+
+
+def _shifted(out: Any, x: Any, y: Any, sign: int = 1) -> Any:
+  """An index of tt.parallel plus a scalar is still one: it remembers the sum of its offsets."""
+  if isinstance(x, MeshIndex) and not isinstance(y, MeshIndex) and not (isinstance(y, Tile) and y.ndim):
+    return MeshIndex(out, x.axis, x.mesh, x.offset + sign * y) if out.dtype == dtypes.i32 else out
+  return out
+
+
+def add(x: Any, y: Any) -> Any:
+  """x + y. Bools: or."""
+  out = _binary(add_p, "add", operator.add, x, y, bools=or_p)
+  return _shifted(_shifted(out, x, y), y, x) if isinstance(out, Tile) else out
+
+
+def subtract(x: Any, y: Any) -> Any:
+  """x - y."""
+  out = _binary(sub_p, "subtract", operator.sub, x, y)
+  return _shifted(out, x, y, -1) if isinstance(out, Tile) else out
+
+
+def multiply(x: Any, y: Any) -> Any:
+  """x * y. Bools: and."""
+  return _binary(mul_p, "multiply", operator.mul, x, y, bools=and_p)
+
+
+def divide(x: Any, y: Any) -> Any:
+  """x / y; integers become f32."""
+  return _float(div_p, "divide", operator.truediv, x, y)
+
+
+def floor_divide(x: Any, y: Any) -> Any:
+  """x // y, rounded down; of floats, floor(x / y)."""
+  a, b = _operands("floor_divide", "x y", x, y)
+  if not (is_static(a) and is_static(b)) and dtypes.is_float(promoted("floor_divide", a, b)):
+    return floor(divide(a, b))
+  return _binary(floordiv_p, "floor_divide", operator.floordiv, a, b)
+
+
+def mod(x: Any, y: Any) -> Any:
+  """x % y with the sign of y; of floats, x - floor(x / y) * y."""
+  a, b = _operands("mod", "x y", x, y)
+  if not (is_static(a) and is_static(b)) and dtypes.is_float(promoted("mod", a, b)):
+    return subtract(a, multiply(floor(divide(a, b)), b))
+  return _binary(mod_p, "mod", operator.mod, a, b)
+
+
+def power(x: Any, y: Any) -> Any:
+  """x ** y. A Python int y is repeated multiplication; other exponents need a float."""
+  a, b = _operands("power", "x y", x, y)
+  if isinstance(a, Tile) and isinstance(b, int) and not isinstance(b, bool) and (b >= 0 or dtypes.is_float(a.dtype)):
+    return _integer_power(a, b)
+  if not (is_static(a) and is_static(b)) and not dtypes.is_float(promoted("power", a, b)):
+    raise TileTypeError("power of integers with an exponent that is not a Python int >= 0", loc=user_loc(),
+                        hint="cast to a float: x.astype(jnp.float32) ** y")
+  return _float(pow_p, "power", operator.pow, a, b)
+
+
+def _integer_power(x: Tile, n: int) -> Tile:
+  if n < 0:
+    return divide(1, _integer_power(x, -n))
+  out, square_ = None, x
+  while n:
+    if n & 1:
+      out = square_ if out is None else multiply(out, square_)
+    n >>= 1
+    square_ = multiply(square_, square_) if n else square_
+  return add(multiply(x, 0), 1) if out is None else out
+
+
+def minimum(x: Any, y: Any) -> Any:
+  """The smaller of x and y; NaN if either is."""
+  return _binary(min_p, "minimum", _nan_aware(builtins.min), x, y, bools=and_p)
+
+
+def maximum(x: Any, y: Any) -> Any:
+  """The larger of x and y; NaN if either is."""
+  return _binary(max_p, "maximum", _nan_aware(builtins.max), x, y, bools=or_p)
+
+
+def _nan_aware(choose: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+  return lambda x, y: x if x != x else y if y != y else choose(x, y)
+
+
+def clip(x: Any, min: Any = None, max: Any = None) -> Any:
+  """x limited to [min, max]."""
+  x = x if min is None else maximum(x, min)
+  return x if max is None else minimum(x, max)
+
+
+def bitwise_and(x: Any, y: Any) -> Any:
+  """x & y of integers or bools."""
+  return _binary(and_p, "bitwise_and", operator.and_, x, y)
+
+
+def bitwise_or(x: Any, y: Any) -> Any:
+  """x | y of integers or bools."""
+  return _binary(or_p, "bitwise_or", operator.or_, x, y)
+
+
+def bitwise_xor(x: Any, y: Any) -> Any:
+  """x ^ y of integers or bools."""
+  return _binary(xor_p, "bitwise_xor", operator.xor, x, y)
+
+
+def left_shift(x: Any, y: Any) -> Any:
+  """x << y of integers."""
+  return _binary(shift_left_p, "left_shift", operator.lshift, x, y)
+
+
+def right_shift(x: Any, y: Any) -> Any:
+  """x >> y of integers: arithmetic for signed, logical for unsigned ones."""
+  return _binary(shift_right_p, "right_shift", operator.rshift, x, y)
+
+
+def equal(x: Any, y: Any) -> Any:
+  return _binary(eq_p, "equal", operator.eq, x, y)
+
+
+def not_equal(x: Any, y: Any) -> Any:
+  return _binary(ne_p, "not_equal", operator.ne, x, y)
+
+
+def less(x: Any, y: Any) -> Any:
+  return _binary(lt_p, "less", operator.lt, x, y)
+
+
+def less_equal(x: Any, y: Any) -> Any:
+  return _binary(le_p, "less_equal", operator.le, x, y)
+
+
+def greater(x: Any, y: Any) -> Any:
+  return _binary(gt_p, "greater", operator.gt, x, y)
+
+
+def greater_equal(x: Any, y: Any) -> Any:
+  return _binary(ge_p, "greater_equal", operator.ge, x, y)
+
+
+def _signed(primitive: Primitive, what: str, python: Callable[..., Any], x: Any) -> Any:
+  x = operand(x, f"{what}: x")
+  if not isinstance(x, Tile):
+    return python(python_number(x))
+  return bind_tile(primitive, [astype(x, dtypes.i32) if x.dtype == dtypes.bool_ else x])
+
+
+def negative(x: Any) -> Any:
+  return _signed(neg_p, "negative", operator.neg, x)
+
+
+def abs_(x: Any) -> Any:
+  return _signed(abs_p, "abs", builtins.abs, x)
+
+
+def sign(x: Any) -> Any:
+  """-1, 0 or 1 in the dtype of x."""
+  return _signed(sign_p, "sign", lambda v: type(v)((v > 0) - (v < 0)), x)
+
+
+def square(x: Any) -> Any:
+  return multiply(x, x)
+
+
+def invert(x: Any) -> Any:
+  """~x of an integer, not x of a bool."""
+  x = operand(x, "invert: x")
+  if not isinstance(x, Tile):
+    x = python_number(x)
+    return not x if isinstance(x, bool) else ~x  # type: ignore[operator]
+  return bind_tile(not_p, [x])
+
+
+def logical_not(x: Any) -> Any:
+  x = operand(x, "logical_not: x")
+  return invert(astype(x, dtypes.bool_)) if isinstance(x, Tile) else not x
+
+
+def logical_and(x: Any, y: Any) -> Any:
+  return _logical(bitwise_and, "logical_and", x, y)
+
+
+def logical_or(x: Any, y: Any) -> Any:
+  return _logical(bitwise_or, "logical_or", x, y)
+
+
+def _logical(bitwise: Callable[[Any, Any], Any], what: str, x: Any, y: Any) -> Any:
+  return bitwise(*(astype(v, dtypes.bool_) if isinstance(v, Tile) else bool(v)
+                   for v in _operands(what, "x y", x, y)))
+
+
+def exp(x: Any) -> Any:
+  return _float(exp_p, "exp", math.exp, x)
+
+
+def exp2(x: Any) -> Any:
+  """2 ** x."""
+  return _float(exp2_p, "exp2", lambda v: 2.0 ** v, x)
+
+
+def log(x: Any) -> Any:
+  return _float(log_p, "log", math.log, x)
+
+
+def log2(x: Any) -> Any:
+  return _float(log2_p, "log2", math.log2, x)
+
+
+def sqrt(x: Any) -> Any:
+  return _float(sqrt_p, "sqrt", math.sqrt, x)
+
+
+def rsqrt(x: Any) -> Any:
+  """1 / sqrt(x)."""
+  return _float(rsqrt_p, "rsqrt", lambda v: 1 / math.sqrt(v), x)
+
+
+def tanh(x: Any) -> Any:
+  return _float(tanh_p, "tanh", math.tanh, x)
+
+
+def sigmoid(x: Any) -> Any:
+  """1 / (1 + exp(-x)), also under jax.lax's name `logistic`."""
+  return _float(logistic_p, "sigmoid", lambda v: 0.5 * math.tanh(0.5 * v) + 0.5, x)
+
+
+logistic = sigmoid
+
+
+def silu(x: Any) -> Any:
+  """x * sigmoid(x)."""
+  return multiply(x, sigmoid(x))
+
+
+def erf(x: Any) -> Any:
+  return _float(erf_p, "erf", math.erf, x)
+
+
+def sin(x: Any) -> Any:
+  return _float(sin_p, "sin", math.sin, x)
+
+
+def cos(x: Any) -> Any:
+  return _float(cos_p, "cos", math.cos, x)
+
+
+def floor(x: Any) -> Any:
+  """The largest integer <= x, as a float."""
+  return _float(floor_p, "floor", lambda v: float(math.floor(v)), x)
+
+
+def ceil(x: Any) -> Any:
+  """The smallest integer >= x, as a float."""
+  return _float(ceil_p, "ceil", lambda v: float(math.ceil(v)), x)
+
+
+def isnan(x: Any) -> Any:
+  x = operand(x, "isnan: x")
+  if not isinstance(x, Tile):
+    return x != x
+  return bind_tile(isnan_p, [x if dtypes.is_float(x.dtype) else astype(x, dtypes.f32)])
+
+
+def where(condition: Any, x: Any, y: Any) -> Any:
+  """x where the condition holds, else y."""
+  p, a, b = _operands("where", "condition x y", condition, x, y)
+  if not any(isinstance(v, Tile) for v in (p, a, b)):
+    return python_number(a if python_number(p) else b)
+  dtype = promoted("where", a, b)
+  shape = common_shape("where", [v.shape for v in (p, a, b) if isinstance(v, Tile)])
+  return bind_tile(select_p, [_fit(p, dtypes.bool_, shape, "where"), _fit(a, dtype, shape, "where"),
+                              _fit(b, dtype, shape, "where")])
+
+
+def cdiv(x: Any, y: Any) -> Any:
+  """ceil(x / y) of integers."""
+  for v in _operands("cdiv", "x y", x, y):
+    if isinstance(v, float) or (isinstance(v, (Tile, np.generic)) and not dtypes.is_integer(v.dtype)):
+      raise TileTypeError("cdiv takes integers", loc=user_loc(), hint="tt.ceil(x / y) for floats")
+  if isinstance(y, int) and y > 0:
+    return (x + (y - 1)) // y
+  return -(-x // y)
+
+
+def align_to(x: Any, multiple: Any) -> Any:
+  """x rounded up to a multiple."""
+  return cdiv(x, multiple) * multiple
+
+
+def astype(x: Tile, dtype: Any) -> Tile:
+  """`x.astype(dtype)`: float to integer truncates towards zero; to bool is x != 0."""
+  to = dtypes.canonical(dtype)
+  if to == x.dtype:
+    return x
+  if to == dtypes.bool_:
+    return not_equal(x, 0)
+  return bind_tile(cast_p, [x], dtype=to)
+
+
+METHODS.update(
+  add=add, subtract=subtract, multiply=multiply, divide=divide, floor_divide=floor_divide, mod=mod, power=power,
+  bitwise_and=bitwise_and, bitwise_or=bitwise_or, bitwise_xor=bitwise_xor, left_shift=left_shift,
+  right_shift=right_shift, less=less, less_equal=less_equal, greater=greater, greater_equal=greater_equal, equal=equal,
+  not_equal=not_equal, negative=negative, abs=abs_, invert=invert, astype=astype)
