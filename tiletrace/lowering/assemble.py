@@ -140,11 +140,7 @@ def _refusal(ptx: str, log: str, status: int, locations: Sequence[Loc | None]) -
   text = ptx.splitlines()
   shown, first = [], None
   for m in _REMARK.finditer(log):
-    if m["kind"] != "error" or len(shown) == 5:
-      continue
-    if m["line"] is None:
-      shown.append(m["text"])
-    else:
+    if m["kind"] in ("error", "fatal") and m["line"] and len(shown) < 5:
       first = first or int(m["line"])
       shown.append(f"line {m['line']}: {m['text']}\n      {text[int(m['line']) - 1].strip()}")
   return AssembleError(f"ptxas refuses the kernel (exit status {status}):\n    " +

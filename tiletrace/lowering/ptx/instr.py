@@ -8,7 +8,7 @@ string is the operand list in print order:
 * `{name}` is a modifier; its choices are separated by spaces, and `-` (nothing is printed) makes it optional.
 * `name:type` is an operand. The type is a PTX type, or a modifier or derived name that stands for one.
   `=` marks a destination, `+` one that is read and written, `?` an operand that may be a literal too although its
-  type has none (`?pred`), `~` a register that may be wider than its type, `!` forbids literals.
+  type has none (`?pred`), `~` a register that may be wider than its type, `^` one of just the natural class, `!` forbids literals.
 * `*n` is a vector of n in braces, where n is a number, a modifier (`v4`, `x4`, `3d`) or a derived name.
 * `[name:type]` is an address whose base register has that type (b32: shared, b64: global or generic).
 * `lo..hi` and `4/8/16` are integer literals in that range or set; `label`, `sreg` and `symbol` are themselves.
@@ -49,7 +49,7 @@ _CLASSES = {
 }
 _WIDER = {"b16": ("b16", "b32", "b64"), "b32": ("b32", "b64"), "b64": ("b64",)}
 _NO_LITERAL = frozenset({"pred", "f16", "bf16", "f16x2", "bf16x2"})
-_OPERAND = re.compile(r"(?P<before>[\[_|]*)(?P<role>[=+]?)(?P<name>\w+):(?P<flags>[?~!]*)(?P<type>[\w./-]+)"
+_OPERAND = re.compile(r"(?P<before>[\[_|]*)(?P<role>[=+]?)(?P<name>\w+):(?P<flags>[?~!^]*)(?P<type>[\w./-]+)"
                       r"(?:\*(?P<count>\w+))?(?P<after>\]?)")
 
 
@@ -255,6 +255,8 @@ def _slot(match: re.Match[str], literal: str, names: Mapping[str, str | int]) ->
   role = {"=": "dst", "+": "inout", "": "src"}[match["role"]]
   kind, flags, values = "value", match["flags"], ()
   type_ = str(names.get(match["type"], match["type"]))
+  if type_.startswith("~"):      # a derived type may bring the flag along
+    flags, type_ = flags + "~", type_[1:]
   before, after = match["before"], match["after"]
   if before == "[" and after:
     kind, before, after = "addr", "", ""
@@ -266,7 +268,9 @@ def _slot(match: re.Match[str], literal: str, names: Mapping[str, str | int]) ->
   elif "/" in type_ or type_.isdigit():
     kind, values = "int", tuple(int(v) for v in type_.split("/"))
   classes: tuple[str, ...] = _CLASSES[type_] if kind in ("value", "addr") else ()
-  if classes and "~" in flags:
+  if "^" in flags:
+    classes = classes[:1]
+  elif classes and "~" in flags:
     classes += tuple(c for c in _WIDER.get(classes[0], ()) if c not in classes)
   literals = role == "src" and "!" not in flags and (type_ not in _NO_LITERAL or "?" in flags)
   count = _count(match["count"], names)

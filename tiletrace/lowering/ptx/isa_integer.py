@@ -73,9 +73,12 @@ def _narrows(to: str, source: str) -> bool:
   return to[0] == "u" or bits <= source_bits
 
 
-def _cvt_floor(m: Mods) -> Mods:
+def _cvt(m: Mods) -> Mods:
+  """Registers may be wider than their type, except beside bf16 (measured with ptxas 13.0)."""
   pair = {m["to"], m["source"]}
-  return {"arch": "sm_90"} if "bf16" in pair and pair != {"bf16", "f32"} else {}
+  if "bf16" not in pair:
+    return {"d": f"~{m['to']}", "a": f"~{m['source']}"}
+  return {"d": m["to"], "a": m["source"], "arch": "sm_80" if "f32" in pair else "sm_90"}
 
 
 def _legal_cvt(m: Mods) -> bool:
@@ -98,13 +101,13 @@ def _legal_cvt(m: Mods) -> bool:
   return _FLOATS[to] < _FLOATS[source] and rnd in ("rn", "rz")
 
 
-CVT = row("cvt.{rnd}.{sat}.{to}.{source}", "=d:~to, a:~!source", MOVE, legal=_legal_cvt,
-          derive=_cvt_floor, rnd="- rn rz rm rp rni rzi rmi rpi", sat="- sat",
+CVT = row("cvt.{rnd}.{sat}.{to}.{source}", "=d:d, a:!a", MOVE, legal=_legal_cvt,
+          derive=_cvt, rnd="- rn rz rm rp rni rzi rmi rpi", sat="- sat",
           to="u8 s8 u16 s16 u32 s32 u64 s64 f16 bf16 f32 f64", source="u8 s8 u16 s16 u32 s32 u64 s64 f16 bf16 f32 f64")
 # d = {low: b, high: a}
 CVT_PACK = row("cvt.{rnd}.{relu}.{to}.f32", "=d:to, a:f32, b:f32", MOVE, rnd="rn rz", relu="- relu",
                to="f16x2 bf16x2")
-CVT_TF32 = row("cvt.{rnd}.tf32.f32", "=d:b32, a:f32", MOVE, rnd="rna rn rz", floors={"rn": "sm_90", "rz": "sm_90"})
+CVT_TF32 = row("cvt.{rnd}.tf32.f32", "=d:^b32, a:f32", MOVE, rnd="rna rn rz", floors={"rn": "sm_90", "rz": "sm_90"})
 CVT_F8_PACK = row("cvt.rn.satfinite.{relu}.{to}.f32", "=d:b16, a:f32, b:f32", MOVE, arch="sm_89", relu="- relu",
                   to="e4m3x2 e5m2x2")
 CVT_F8_FROM_F16 = row("cvt.rn.satfinite.{relu}.{to}.f16x2", "=d:b16, a:f16x2", MOVE, arch="sm_89", relu="- relu",

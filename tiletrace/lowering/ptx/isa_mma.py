@@ -59,24 +59,24 @@ def _legal_16bit(m: Mods) -> bool:
   return m["a"] == m["b"] and (m["d"] == "f32" or m["a"] == "f16")
 
 
-WGMMA_SS = row(_HEAD, f"+acc:acc*nd, a_desc:!b64, b_desc:!b64, {_SCALES}, trans_a:0..1, trans_b:0..1", WARPGROUP,
+WGMMA_SS = row(_HEAD, f"+acc:^acc*nd, a_desc:^!b64, b_desc:^!b64, {_SCALES}, trans_a:0..1, trans_b:0..1", WARPGROUP,
                arch="sm_90a", derive=_wgmma, legal=_legal_16bit, shape=_shapes(16), d="f32 f16", a="f16 bf16",
                b="f16 bf16")
-WGMMA_RS = row(_HEAD, f"+acc:acc*nd, a:!b32*4, b_desc:!b64, {_SCALES}, trans_b:0..1", WARPGROUP, arch="sm_90a",
+WGMMA_RS = row(_HEAD, f"+acc:^acc*nd, a:^!b32*4, b_desc:^!b64, {_SCALES}, trans_b:0..1", WARPGROUP, arch="sm_90a",
                derive=_wgmma, legal=_legal_16bit, shape=_shapes(16), d="f32 f16", a="f16 bf16", b="f16 bf16")
-WGMMA_F8_SS = row(_HEAD, f"+acc:acc*nd, a_desc:!b64, b_desc:!b64, {_SCALES}", WARPGROUP, arch="sm_90a",
+WGMMA_F8_SS = row(_HEAD, f"+acc:^acc*nd, a_desc:^!b64, b_desc:^!b64, {_SCALES}", WARPGROUP, arch="sm_90a",
                   derive=_wgmma, shape=_shapes(32), d="f32 f16", a="e4m3 e5m2", b="e4m3 e5m2")
-WGMMA_F8_RS = row(_HEAD, f"+acc:acc*nd, a:!b32*4, b_desc:!b64, {_SCALES}", WARPGROUP, arch="sm_90a",
+WGMMA_F8_RS = row(_HEAD, f"+acc:^acc*nd, a:^!b32*4, b_desc:^!b64, {_SCALES}", WARPGROUP, arch="sm_90a",
                   derive=_wgmma, shape=_shapes(32), d="f32 f16", a="e4m3 e5m2", b="e4m3 e5m2")
-WGMMA_TF32_SS = row(_HEAD, f"+acc:acc*nd, a_desc:!b64, b_desc:!b64, {_SCALES}", WARPGROUP, arch="sm_90a",
+WGMMA_TF32_SS = row(_HEAD, f"+acc:^acc*nd, a_desc:^!b64, b_desc:^!b64, {_SCALES}", WARPGROUP, arch="sm_90a",
                     derive=_wgmma, shape=_shapes(8), d="f32", a="tf32", b="tf32")
-WGMMA_TF32_RS = row(_HEAD, f"+acc:acc*nd, a:!b32*4, b_desc:!b64, {_SCALES}", WARPGROUP, arch="sm_90a",
+WGMMA_TF32_RS = row(_HEAD, f"+acc:^acc*nd, a:^!b32*4, b_desc:^!b64, {_SCALES}", WARPGROUP, arch="sm_90a",
                     derive=_wgmma, shape=_shapes(8), d="f32", a="tf32", b="tf32")
 
 _S8_SHAPES = " ".join(f"m64n{n}k32" for n in (8, 16, 24, *range(32, 257, 16)))
-WGMMA_S8_SS = row(_HEAD, "+acc:acc*nd, a_desc:!b64, b_desc:!b64, scale_d:?pred", WARPGROUP, arch="sm_90a",
+WGMMA_S8_SS = row(_HEAD, "+acc:^acc*nd, a_desc:^!b64, b_desc:^!b64, scale_d:?pred", WARPGROUP, arch="sm_90a",
                   derive=_wgmma, shape=_S8_SHAPES, d="s32", a="s8 u8", b="s8 u8")
-WGMMA_S8_RS = row(_HEAD, "+acc:acc*nd, a:!b32*4, b_desc:!b64, scale_d:?pred", WARPGROUP, arch="sm_90a",
+WGMMA_S8_RS = row(_HEAD, "+acc:^acc*nd, a:^!b32*4, b_desc:^!b64, scale_d:?pred", WARPGROUP, arch="sm_90a",
                   derive=_wgmma, shape=_S8_SHAPES, d="s32", a="s8 u8", b="s8 u8")
 WGMMA_FENCE = row("wgmma.fence.sync.aligned", "", WARPGROUP, arch="sm_90a")
 WGMMA_COMMIT = row("wgmma.commit_group.sync.aligned", "", WARPGROUP, arch="sm_90a")

@@ -50,8 +50,7 @@ class Addr:
   offset: int = 0
 
   def __str__(self) -> str:
-    name = self.base.name
-    return f"[{name}+{self.offset}]" if self.offset > 0 else f"[{name}{self.offset or ''}]"
+    return f"[{self.base.name}+{self.offset}]" if self.offset else f"[{self.base.name}]"
 
 
 class Label:
