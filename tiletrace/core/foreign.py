@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from tiletrace.core.errors import TileTypeError
 from tiletrace.core.source import is_user_file, user_frame, user_loc
@@ -13,13 +13,13 @@ def is_jax(x: object) -> bool:
   return hasattr(x, "aval") and type(x).__module__.partition(".")[0] in ("jax", "jaxlib")
 
 
-def foreign(x: Any, what: str) -> TileTypeError:
-  """The error for an object that is no tile, reference or number; `what` is e.g. "operand y of add"."""
+def refuse_foreign(x: Any, what: str) -> NoReturn:
+  """Raises the error for an object that is no tile, reference or number; `what` is e.g. "operand y of add"."""
   if not is_jax(x):
-    return TileTypeError(f"{what}: {type(x).__name__} is not a tile, a reference or a number", loc=user_loc())
+    raise TileTypeError(f"{what}: {type(x).__name__} is not a tile, a reference or a number", loc=user_loc())
   kind = "a JAX tracer" if "Tracer" in type(x).__name__ else "a JAX array"
   described = f"{x.dtype.name}[{','.join(map(str, x.shape))}]" if hasattr(x, "dtype") else type(x).__name__
-  return TileTypeError(
+  raise TileTypeError(
     f"{what}: {_closure_name(x) or 'the value'} is {kind} ({described}) from outside the kernel", loc=user_loc(),
     hint="pass it to the kernel as an argument and read it with ref[...]; in kernels use tt.fori_loop and tt.cond, "
          "not jax.lax; for constants use Python or numpy numbers (math.log2, not jnp.log2)")

@@ -8,7 +8,7 @@ import numpy as np
 
 from tiletrace.core import dtypes
 from tiletrace.core.errors import TileTypeError
-from tiletrace.core.foreign import foreign
+from tiletrace.core.foreign import refuse_foreign
 from tiletrace.core.graph import Atom, Literal
 from tiletrace.core.ref import Ref, plain_name
 from tiletrace.core.source import user_loc
@@ -37,7 +37,7 @@ def operand(x: Any, what: str) -> Operand:
     name = plain_name(x)
     raise TileTypeError(f"{what}: {name} is a reference, not a value", loc=user_loc(),
                         hint=f"did you mean {name}[...]?")
-  raise foreign(x, what)
+  return refuse_foreign(x, what)
 
 
 def is_static(x: Operand) -> bool:

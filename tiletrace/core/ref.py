@@ -10,7 +10,7 @@ import numpy as np
 
 from tiletrace.core import dtypes
 from tiletrace.core.errors import ForeignFunctionError, TileAttributeError, TileIndexError, TileTypeError
-from tiletrace.core.foreign import foreign, is_jax
+from tiletrace.core.foreign import is_jax, refuse_foreign
 from tiletrace.core.graph import Var
 from tiletrace.core.source import Loc, user_loc
 from tiletrace.core.tile import METHODS, Tile
@@ -103,7 +103,8 @@ class Ref(Value):
     return TileTypeError(f"{what} of the reference {describe(self)}", loc=user_loc(), hint=hint)
 
   def __bool__(self) -> bool:
-    raise self._no("the truth value", f"an optional argument is tested with `is None`; did you mean {plain_name(self)}[...]?")
+    raise self._no("the truth value", f"did you mean {plain_name(self)}[...]? An optional argument is tested with "
+                   "`is None`")
 
   def __iter__(self) -> NoReturn:
     raise self._no("iteration", f"loop over an index: for i in tt.range(n): {plain_name(self)}[i]")
@@ -142,7 +143,8 @@ def _arithmetic(self: Ref, *args: Any) -> NoReturn:
                       hint=f"did you mean {name}[...]?")
 
 
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"):
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift",
+              "rshift"):
   for _kind in ("", "r", "i"):
     setattr(Ref, f"__{_kind}{_name}__", _arithmetic)
 for _name in ("eq", "ne", "lt", "le", "gt", "ge", "neg", "abs", "invert"):
@@ -233,7 +235,7 @@ def _integer(x: Any, what: str) -> Part:
     raise TileTypeError(f"{what} is the reference {describe(x)}", loc=user_loc(),
                         hint=f"load it: {plain_name(x)}[...]")
   if is_jax(x):
-    raise foreign(x, what)
+    return refuse_foreign(x, what)
   if isinstance(x, (bool, np.bool_)) or not hasattr(x, "__index__"):
     raise TileIndexError(f"{what} must be an integer, got {x!r}", loc=user_loc(),
                          hint="use // or tt.cdiv" if isinstance(x, float) else None)

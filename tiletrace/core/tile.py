@@ -102,13 +102,14 @@ class Tile(Value):
     return TileTypeError(f"{what} of a traced {self.type} is not known while tracing", loc=user_loc(), hint=hint)
 
   def __bool__(self) -> bool:
-    raise self._unknown("the truth value", "use `with tt.when(p):` or tt.where(p, x, y); write & | ~ for and/or/not, split "
-                  "chained comparisons (a < b < c), tt.maximum/tt.minimum for max/min, tt.any(x == y) for `in`; "
-                  "Python `if` and `assert` are for static values")
+    raise self._unknown(
+      "the truth value", "use `with tt.when(p):` or tt.where(p, x, y); write & | ~ for and/or/not, split chained "
+      "comparisons (a < b < c), tt.maximum/tt.minimum for max/min, tt.any(x == y) for `in`; Python `if` and `assert` "
+      "are for static values")
 
   def __index__(self) -> int:
     raise self._unknown("the integer value", "use tt.range for a loop, ref[i] to index a reference; "
-                  "Python's range() and list indices are static")
+                        "Python's range() and list indices are static")
 
   def __int__(self) -> int:
     raise self._unknown("the integer value", "use x.astype(jnp.int32)")

@@ -34,9 +34,11 @@ ARITHMETIC = (add_p, sub_p, mul_p, min_p, max_p) = tuple(map(Primitive, ("add", 
 INTEGER = (floordiv_p, mod_p, shift_left_p, shift_right_p) = tuple(
   map(Primitive, ("floordiv", "mod", "shift_left", "shift_right")))
 FLOAT = (
-  div_p, pow_p, exp_p, exp2_p, log_p, log2_p, sqrt_p, rsqrt_p, tanh_p, logistic_p, erf_p, sin_p, cos_p, floor_p, ceil_p,
+  div_p, pow_p, exp_p, exp2_p, log_p, log2_p, sqrt_p, rsqrt_p, tanh_p, logistic_p, erf_p, sin_p, cos_p, floor_p,
+  ceil_p,
 ) = tuple(map(Primitive, (
-  "div", "pow", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "logistic", "erf", "sin", "cos", "floor", "ceil")))
+  "div", "pow", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "logistic", "erf", "sin", "cos", "floor",
+  "ceil")))
 BITWISE = (and_p, or_p, xor_p, not_p) = tuple(map(Primitive, ("and", "or", "xor", "not")))
 SIGNED = (neg_p, abs_p, sign_p) = tuple(map(Primitive, ("neg", "abs", "sign")))
 COMPARISON = (eq_p, ne_p, lt_p, le_p, gt_p, ge_p) = tuple(map(Primitive, ("eq", "ne", "lt", "le", "gt", "ge")))

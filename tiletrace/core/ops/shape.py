@@ -16,7 +16,7 @@ from tiletrace.core.operands import Operand, check, common_shape, literal, opera
 from tiletrace.core.ref import ds, static_slice
 from tiletrace.core.rules import effect_rules, type_rules
 from tiletrace.core.source import user_loc
-from tiletrace.core.tile import METHODS, MeshIndex, Tile, bind_tile
+from tiletrace.core.tile import METHODS, Tile, bind_tile
 from tiletrace.core.types import TileType
 
 broadcast_in_dim_p = Primitive("broadcast_in_dim")
@@ -158,13 +158,6 @@ def arange(start: Any, stop: Any = None, step: int = 1) -> Tile:
   out = iota((len(range(start, stop, step)),), 0)
   out = out if step == 1 else out * step
   return out if start == 0 else out + start
-
-
-def mesh_indices(extents: tuple[int, ...]) -> tuple[MeshIndex, ...]:
-  """The indices of tt.parallel: an open mesh, (m, 1) and (1, n); one extent is the rank-1 iota."""
-  rank = len(extents)
-  shapes = [tuple(n if d == k else 1 for d in range(rank)) for k, n in enumerate(extents)]
-  return tuple(MeshIndex(iota(shape, k), k, extents, 0) for k, shape in enumerate(shapes))
 
 
 def reshape(x: Any, shape: Any) -> Tile:
