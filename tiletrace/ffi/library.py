@@ -18,7 +18,7 @@ TARGET = "tiletrace_launch_v1"
 SCHEMA = 1
 
 PATH = pathlib.Path(__file__).with_name("libtiletrace_ffi.so")
-_BUILD = "cmake -S . -B build && cmake --build build"
+BUILD_COMMAND = "cmake -S . -B build && cmake --build build"
 
 
 @functools.cache
@@ -32,16 +32,16 @@ def load() -> ctypes.CDLL:
     raise LaunchError(
         f"the CUDA launcher {PATH} is missing: tiletrace was installed without a C++ compiler, or runs from a source "
         "checkout that was not built",
-        hint=f"install a C++17 compiler, then reinstall tiletrace, or run `{_BUILD}` in the checkout")
+        hint=f"install a C++17 compiler, then reinstall tiletrace, or run `{BUILD_COMMAND}` in the checkout")
   try:
     library = ctypes.CDLL(str(PATH))
     schema = library.tt_schema_version()
   except (OSError, AttributeError) as e:
     raise LaunchError(f"the CUDA launcher {PATH} cannot be loaded: {e}",
-                      hint=f"rebuild it with `{_BUILD}`, or reinstall tiletrace") from e
+                      hint=f"rebuild it with `{BUILD_COMMAND}`, or reinstall tiletrace") from e
   if schema != SCHEMA:
     raise LaunchError(f"the CUDA launcher {PATH} reads attributes of version {schema}, this tiletrace writes {SCHEMA}",
-                      hint=f"rebuild it with `{_BUILD}`, or reinstall tiletrace")
+                      hint=f"rebuild it with `{BUILD_COMMAND}`, or reinstall tiletrace")
   return library
 
 

@@ -280,7 +280,11 @@ class AttributeReader {
   explicit AttributeReader(ffi::Dictionary attributes) : attributes_(attributes) {}
 
   template <typename T>
-  T Scalar(const char* name) {
+  T Get(const char* name) {
+    if (!attributes_.contains(name)) {
+      Fail(name, "missing");
+      return T{};
+    }
     auto value = attributes_.get<T>(name);
     if (value.has_value()) return *value;
     Fail(name, value.error().message());
@@ -289,10 +293,8 @@ class AttributeReader {
 
   template <typename T>
   std::vector<T> Array(const char* name) {
-    auto value = attributes_.get<ffi::Span<const T>>(name);
-    if (value.has_value()) return std::vector<T>(value->begin(), value->end());
-    Fail(name, value.error().message());
-    return {};
+    auto span = Get<ffi::Span<const T>>(name);
+    return std::vector<T>(span.begin(), span.end());
   }
 
   void Dim3(const char* name, int32_t (&out)[3]) {
@@ -356,18 +358,18 @@ void ReadTensorMaps(AttributeReader& reader, Kernel* kernel) {
 ffi::ErrorOr<std::unique_ptr<Kernel>> Instantiate(ffi::Dictionary attributes) {
   AttributeReader reader(attributes);
   auto kernel = std::make_unique<Kernel>();
-  auto name = reader.Scalar<std::string_view>("kernel");
+  auto name = reader.Get<std::string_view>("kernel");
   kernel->where = "tiletrace kernel '" + std::string(name) + "' (" +
-                  std::string(reader.Scalar<std::string_view>("source")) + ")";
-  kernel->target = reader.Scalar<std::string_view>("target");
+                  std::string(reader.Get<std::string_view>("source")) + ")";
+  kernel->target = reader.Get<std::string_view>("target");
   reader.Dim3("grid", kernel->grid);
   reader.Dim3("cluster", kernel->cluster);
-  kernel->block = reader.Scalar<int32_t>("block");
-  kernel->smem_bytes = reader.Scalar<int32_t>("smem_bytes");
-  kernel->persistent = reader.Scalar<bool>("persistent");
+  kernel->block = reader.Get<int32_t>("block");
+  kernel->smem_bytes = reader.Get<int32_t>("smem_bytes");
+  kernel->persistent = reader.Get<bool>("persistent");
   ReadTensorMaps(reader, kernel.get());
   ReadParams(reader, kernel.get());
-  auto cubin = reader.Scalar<std::string_view>("cubin");
+  auto cubin = reader.Get<std::string_view>("cubin");
   if (!reader.error().empty()) {
     return ffi::Unexpected(kernel->Fail(ErrorCode::kInvalidArgument, reader.error()));
   }

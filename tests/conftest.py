@@ -1,0 +1,28 @@
+"""Runs before jax is imported anywhere: two CPU devices for shard_map; and GPU tests skip, with a reason, elsewhere."""
+from __future__ import annotations
+
+import ctypes
+import os
+
+import pytest
+
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
+
+
+def _no_gpu() -> str | None:
+  """Why GPU tests cannot run, or None. Asks the driver directly: initialising jax for that takes seconds."""
+  try:
+    driver = ctypes.CDLL("libcuda.so.1")
+  except OSError:
+    return "no NVIDIA driver"
+  major = ctypes.c_int()
+  if driver.cuInit(0) or driver.cuDeviceGetAttribute(ctypes.byref(major), 75, 0):     # COMPUTE_CAPABILITY_MAJOR
+    return "no NVIDIA GPU"
+  return None if major.value == 9 else f"the GPU has compute capability {major.value}.x, not 9.0"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+  needing = [item for item in items if item.get_closest_marker("gpu")]
+  reason = _no_gpu() if needing else None
+  for item in needing if reason else ():
+    item.add_marker(pytest.mark.skip(reason=reason))

@@ -1,0 +1,114 @@
+"""The XLA handler and the launcher without JAX, on a driver that writes down what it is asked."""
+from __future__ import annotations
+
+import ctypes
+import pathlib
+import re
+
+import pytest
+
+from tests.ffi.scenarios import IMAGES
+
+KERNEL = r"tiletrace kernel 'triple' \(triple\.py:8\)"
+
+
+@pytest.mark.parametrize("name", [name for name in IMAGES if name != "empty"])
+def test_both_launchers_ask_the_driver_the_same(scenarios, name):
+  assert scenarios["xla"][name] == scenarios["direct"][name]
+  assert "launch grid" in scenarios["xla"][name]
+
+
+def _launch(scenarios, name: str) -> str:
+  return scenarios["xla"][name].splitlines()[-1]
+
+
+def test_parameters_are_pointers_and_scalars_in_the_image_s_order(scenarios):
+  assert scenarios["xla"]["plain"].splitlines() == [
+      "load \x7fELFplai", "entry triple", "attribute 8 = 1024",
+      "launch grid 3 1 1 block 128 1 1 smem 1024 cluster 0 0 0 stream (nil) params INPUT OUTPUT -7"]
+
+
+def test_tensor_maps_are_encoded_for_the_addresses_of_the_call(scenarios):
+  lines = scenarios["xla"]["mapped"].splitlines()
+  assert lines[-1].endswith("params OUTPUT+16 OUTPUT INPUT+16")
+  assert lines.count("encode 7 0 1 2 0 | 8 4 | 32 | 8/1 2/1") == 2
+
+
+def test_a_tensor_map_of_rank_one_has_no_strides(scenarios):
+  assert "encode 7 0 1 2 0 | 32 | | 8/1\n" in scenarios["xla"]["vector"]
+
+
+def test_a_tensor_map_without_extent_is_not_encoded(scenarios):
+  assert "encode" not in scenarios["xla"]["no extent"]
+  assert _launch(scenarios, "no extent").endswith("params 0x0")
+
+
+def test_an_empty_grid_launches_nothing(scenarios):
+  assert "launch" not in scenarios["xla"]["empty"] + scenarios["direct"]["empty"]
+
+
+@pytest.mark.parametrize("name, launched", [
+    ("persistent", "grid 100 1 1"), ("persistent clusters", "grid 99 1 1"), ("persistent, small", "grid 50 1 1"),
+    ("clusters", "grid 4 6 1")])
+def test_a_persistent_grid_is_clamped_to_the_device_s_100_sms(scenarios, name, launched):
+  assert launched in _launch(scenarios, name)
+
+
+def test_clusters_are_a_launch_attribute(scenarios):
+  assert "cluster 2 3 1" in _launch(scenarios, "clusters")
+  assert "attribute 14 = 1" not in scenarios["xla"]["clusters"]
+
+
+def test_a_cluster_of_more_than_eight_is_asked_for(scenarios):
+  assert "attribute 14 = 1" in scenarios["xla"]["large cluster"]
+
+
+@pytest.mark.parametrize("launcher", ["xla", "direct"])
+@pytest.mark.parametrize("name, text", [
+    ("older GPU", "was compiled for sm_90a, but device 0, Fake GPU, is sm_80"),
+    ("newer GPU", "was compiled for sm_90a, but device 0, Fake GPU, is sm_100"),
+    ("newer GPU, plain target", "was compiled for sm_80, but device 0, Fake GPU, is sm_90"),
+    ("no cubin", r"cannot load the cubin: fake failure \(CUDA error 1\)"),
+    ("no entry", "the cubin has no entry 'triple': fake failure"),
+    ("no launch", r"launch of grid \(3, 1, 1\) by 128 threads, cluster .*, 1024 bytes: fake failure"),
+    ("no map", "tensor map .*: fake failure")])
+def test_a_failure_names_the_kernel_its_line_and_the_cause(scenarios, launcher, name, text):
+  assert re.search(f"{KERNEL}:? {text}", scenarios[launcher][name])
+
+
+@pytest.mark.parametrize("name, text", [
+    ("missing", "attribute 'grid': missing"),
+    ("wrong type", "attribute 'block': Wrong scalar data type: expected S32 but got S64"),
+    ("cut short", "attribute 'grid': three extents are expected"),
+    ("map cut short", "attribute 'tensor_maps': cut short"),
+    ("unknown parameter", "attribute 'params': unknown kind, or no such tensor map"),
+    ("no such map", "attribute 'params': unknown kind, or no such tensor map"),
+    ("no such operand", "the image refers to more operands than the 2 of the call"),
+    ("unknown target", "unknown target 'gfx90a'")])
+def test_a_bad_attribute_is_named(scenarios, name, text):
+  assert scenarios["attributes"][name] == f"INVALID_ARGUMENT: tiletrace kernel 'triple' (triple.py:8): {text}"
+
+
+def test_a_misaligned_operand_is_named(scenarios):
+  assert "(triple.py:8): input 0 starts at 0x" in scenarios["shifted"]["xla"]
+  assert "(triple.py:8): operand 1 starts at 0x408, which is not a multiple of 16" in scenarios["shifted"]["direct"]
+
+
+def test_executables_with_one_cubin_share_its_module_and_the_last_unloads_it(scenarios):
+  lines = [line.split()[0] for line in scenarios["shared module"].splitlines()]
+  assert lines == ["load", "entry", "attribute", "launch", "launch", "unload"]
+
+
+def test_execute_declares_api_0_3_and_command_buffers(scenarios):
+  assert scenarios["metadata"] == 301     # major * 10000 + minor * 100 + traits
+
+
+def test_without_a_driver_the_reason_is_kept(host_handler: pathlib.Path):
+  try:
+    ctypes.CDLL("libcuda.so.1")
+    pytest.skip("this machine has a driver")
+  except OSError:
+    pass
+  handler = ctypes.CDLL(str(host_handler))
+  handler.tt_driver_error.restype = ctypes.c_char_p
+  assert b"there is no NVIDIA driver: libcuda.so.1: cannot open" in handler.tt_driver_error()

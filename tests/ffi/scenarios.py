@@ -1,0 +1,153 @@
+"""Runs images through both launchers on the fake driver and prints, as JSON, what each asked of it.
+
+Run by conftest.py: `python -m tests.ffi.scenarios libcuda.so.1 host_handler.so`. The XLA handler runs on the CPU
+backend, with real attributes and buffers; `ffi.launch` runs on cuda-python.
+"""
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import gc
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tiletrace.core.errors import LaunchError
+from tiletrace.ffi import launch
+from tiletrace.ffi.image import KernelImage, TensorMapSpec
+
+KINDS = {"operand": "p", "tensormap": "t", "scalar_i32": "i"}
+
+MAP = TensorMapSpec(operand=0, dtype="float32", dims=(8, 4), strides=(32,), box=(8, 2), swizzle=32, l2_promotion=128,
+                    offset_bytes=16)
+PLAIN = KernelImage(name="triple", cubin=b"\x7fELFplain\0", grid=(3, 1, 1), block=128, cluster=None, smem_bytes=1024,
+                    params=(("operand", 0), ("operand", 1), ("scalar_i32", -7)), tensor_maps=(), persistent=False,
+                    source="triple.py:8", fingerprint="1a6cfb4d")
+MAPPED = dataclasses.replace(PLAIN, cubin=b"\x7fELFmapped", tensor_maps=(MAP, dataclasses.replace(MAP, operand=1)),
+                             params=(("tensormap", 1), ("operand", 1), ("tensormap", 0)))
+IMAGES = {
+    "plain": PLAIN,
+    "mapped": MAPPED,
+    "no extent": dataclasses.replace(MAPPED, tensor_maps=(dataclasses.replace(MAP, dims=(8, 0)),),
+                                     params=(("tensormap", 0),)),
+    "vector": dataclasses.replace(MAPPED, tensor_maps=(dataclasses.replace(MAP, dims=(32,), strides=(), box=(8,)),),
+                                  params=(("tensormap", 0),)),
+    "persistent": dataclasses.replace(PLAIN, grid=(1000, 1, 1), persistent=True, smem_bytes=230_000),
+    "persistent clusters": dataclasses.replace(PLAIN, grid=(999, 1, 1), cluster=(3, 1, 1), persistent=True),
+    "persistent, small": dataclasses.replace(PLAIN, grid=(50, 1, 1), persistent=True),
+    "clusters": dataclasses.replace(PLAIN, grid=(4, 6, 1), cluster=(2, 3, 1)),
+    "large cluster": dataclasses.replace(PLAIN, grid=(16, 1, 1), cluster=(16, 1, 1)),
+    "empty": dataclasses.replace(PLAIN, grid=(0, 1, 1)),
+}
+FAILING = {
+    "older GPU": (PLAIN, 80, ""),
+    "newer GPU": (PLAIN, 100, ""),
+    "newer GPU, plain target": (dataclasses.replace(PLAIN, target="sm_80"), 90, ""),
+    "no cubin": (PLAIN, 90, "cuModuleLoadData"),
+    "no entry": (PLAIN, 90, "cuModuleGetFunction"),
+    "no launch": (PLAIN, 90, "cuLaunchKernelEx"),
+    "no map": (MAPPED, 90, "cuTensorMapEncodeTiled"),
+}
+
+
+class Scenarios:
+
+  def __init__(self, fake_path: str, handler_path: str):
+    self.fake = ctypes.CDLL(fake_path, ctypes.RTLD_GLOBAL)
+    self.fake.fake_log.restype = ctypes.c_char_p
+    self.handler = ctypes.CDLL(handler_path)
+    jax.ffi.register_ffi_target("host_launch", {
+        "instantiate": jax.ffi.pycapsule(self.handler.tt_instantiate),
+        "execute": jax.ffi.pycapsule(self.handler.tt_execute_on_host)}, platform="cpu")
+    self.x = jax.random.normal(jax.random.key(0), (4, 8))
+
+  def reset(self, image: KernelImage, capability: int = 90, failing: str = "") -> None:
+    kinds = "".join(KINDS[kind] for kind, _ in image.params)
+    self.fake.fake_reset(kinds.encode(), capability, 100, failing.encode())
+
+  def log(self, addresses: tuple[int, int] = (0, 0)) -> str:
+    text = self.fake.fake_log().decode()
+    for name, address in zip(("INPUT", "OUTPUT"), addresses):
+      if address:
+        text = text.replace(f"{address + 16:#x}", f"{name}+16").replace(f"{address:#x}", name)
+    return text
+
+  def xla(self, image: KernelImage, **changes: Any) -> str:
+    """One compiled call; the executable and its module die with it."""
+    attributes = {**image.attributes(), **changes}
+    attributes = {k: v for k, v in attributes.items() if v is not None}
+    call = jax.ffi.ffi_call("host_launch", jax.ShapeDtypeStruct((4, 8), jnp.float32))
+    out = jax.jit(lambda x: call(x, **attributes))(self.x).block_until_ready()
+    text = self.log((self.x.unsafe_buffer_pointer(), out.unsafe_buffer_pointer()))
+    jax.clear_caches()
+    gc.collect()
+    return text.removesuffix("unload\n")
+
+  def direct(self, image: KernelImage) -> str:
+    source, out = launch.upload(np.asarray(self.x)), launch.empty((4, 8), np.float32)
+    launch.Launcher(image)(source.pointer, out.pointer)
+    return self.log((source.pointer, out.pointer))
+
+  def run(self) -> dict[str, Any]:
+    result: dict[str, Any] = {"xla": {}, "direct": {}}
+    for name, image in IMAGES.items():
+      for launcher in ("xla", "direct"):
+        self.reset(image)
+        result[launcher][name] = getattr(self, launcher)(image)
+    for name, (image, capability, failing) in FAILING.items():
+      for launcher in ("xla", "direct"):
+        self.reset(image, capability, failing)
+        launch._open.cache_clear()
+        result[launcher][name] = self.error(getattr(self, launcher), image)
+    launch._open.cache_clear()
+    result["attributes"] = self.bad_attributes()
+    result["shifted"] = self.shifted()
+    result["shared module"] = self.shared_module()
+    result["metadata"] = self.handler.tt_execute_metadata()
+    return result
+
+  @staticmethod
+  def error(run: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    try:
+      return f"no error: {run(*args, **kwargs)}"
+    except (jax.errors.JaxRuntimeError, LaunchError) as e:
+      return str(e)
+
+  def bad_attributes(self) -> dict[str, str]:
+    self.reset(PLAIN)
+    changes = {
+        "missing": dict(grid=None), "wrong type": dict(block=np.int64(128)),
+        "cut short": dict(grid=np.ones(2, np.int32)), "map cut short": dict(tensor_maps=np.asarray(MAP.words()[:-1])),
+        "unknown parameter": dict(params=np.asarray([9, 0])), "no such map": dict(params=np.asarray([1, 0])),
+        "no such operand": dict(params=np.asarray([0, 5])),
+        "unknown target": dict(target="gfx90a")}
+    return {name: self.error(self.xla, PLAIN, **change) for name, change in changes.items()}
+
+  def shifted(self) -> dict[str, str]:
+    self.reset(PLAIN)
+    self.handler.tt_shift(ctypes.c_int64(8))
+    out = {"xla": self.error(self.xla, PLAIN)}
+    self.handler.tt_shift(ctypes.c_int64(0))
+    out["direct"] = self.error(launch.Launcher(PLAIN), 512, 1032)
+    return out
+
+  def shared_module(self) -> str:
+    """Two executables with one cubin between them, then neither."""
+    self.reset(PLAIN)
+    call = jax.ffi.ffi_call("host_launch", jax.ShapeDtypeStruct((4, 8), jnp.float32))
+    attributes = PLAIN.attributes()
+    both = [jax.jit(lambda x, scale=scale: call(x * scale, **attributes)).lower(self.x).compile() for scale in (2, 3)]
+    for executable in both:
+      executable(self.x).block_until_ready()
+    del both, executable
+    gc.collect()
+    return self.log()
+
+
+if __name__ == "__main__":
+  print(json.dumps(Scenarios(*sys.argv[1:]).run()))
