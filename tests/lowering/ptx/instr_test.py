@@ -103,7 +103,7 @@ def test_missing_and_unknown_modifiers_are_refused(b):
   r = b.reg("b32")
   with pytest.raises(PtxError, match="type must be one of"):
     b(isa.ADD, r, r, r)
-  with pytest.raises(PtxError, match="type must be one of .* got 's33'"):
+  with pytest.raises(PtxError, match=r"type must be one of .* got 's33'"):
     b(isa.ADD, r, r, r, type="s33")
 
 

@@ -15,7 +15,8 @@ from tiletrace.lowering.ptx.registers import OperandLike
 
 ARCHS = ("sm_80", "sm_89", "sm_90", "sm_90a")
 MAX_FORMS = 400
-VALUES = {"pred": 1, "f32": 1.5, "f64": -2.25}
+VALUES = {"pred": 1, "f32": 0.5, "f64": -2.25}
+NAMED = {"threads": 64, "size": 32, "parity": 1}
 
 
 def forms(row: Instr) -> list[Form]:
@@ -45,7 +46,7 @@ def operand(b: Builder, form: Form, slot: Slot, label: Label, smem: Symbol, lite
     case "addr":
       return b.addr(smem if literal and slot.type == "b32" else b.reg(slot.classes[0]), -16 if literal else 0)
   if literal and slot.literals:
-    value = VALUES.get(slot.type, 3)
+    value: int | float = NAMED.get(slot.name) or VALUES.get(slot.type) or 3
     return [value] * slot.count if slot.count else value
   # The widest class that the slot takes in one run, the natural one in the other.
   cls = slot.classes[-1 if literal else 0]

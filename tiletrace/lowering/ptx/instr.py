@@ -7,8 +7,8 @@ string is the operand list in print order:
 
 * `{name}` is a modifier; its choices are separated by spaces, and `-` (nothing is printed) makes it optional.
 * `name:type` is an operand. The type is a PTX type, or a modifier or derived name that stands for one.
-  `=` marks a destination, `+` one that is read and written, `?` an operand that may be a literal too although its
-  type has none (`?pred`), `~` a register that may be wider than its type, `^` one of just the natural class, `!` forbids literals.
+  `=` marks a destination, `+` one that is read and written. `!` forbids literals, `?` allows them although the type
+  has none. `~` takes registers wider than the type, `^` only those of the natural class.
 * `*n` is a vector of n in braces, where n is a number, a modifier (`v4`, `x4`, `3d`) or a derived name.
 * `[name:type]` is an address whose base register has that type (b32: shared, b64: global or generic).
 * `lo..hi` and `4/8/16` are integer literals in that range or set; `label`, `sreg` and `symbol` are themselves.

@@ -38,21 +38,21 @@ BULK_WAIT = row("cp.async.bulk.wait_group.{read}", "n:0..63", COPY, arch="sm_90"
 
 _LOAD = "cp.async.bulk.tensor.{dim}.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
 _DIM = "1d 2d 3d 4d 5d"
-TMA_LOAD = row(_LOAD, "[dst:b32], [map:b64, coords:s32*dim], [bar:b32]", TENSOR, arch="sm_90", dim=_DIM)
-TMA_LOAD_HINT = row(_LOAD + ".L2::cache_hint", "[dst:b32], [map:b64, coords:s32*dim], [bar:b32], policy:!b64", TENSOR,
+TMA_LOAD = row(_LOAD, "[dst:b32], [map:^!b64, coords:s32*dim], [bar:b32]", TENSOR, arch="sm_90", dim=_DIM)
+TMA_LOAD_HINT = row(_LOAD + ".L2::cache_hint", "[dst:b32], [map:^!b64, coords:s32*dim], [bar:b32], policy:^!b64", TENSOR,
                     arch="sm_90", dim=_DIM)
 TMA_LOAD_MULTICAST = row(_LOAD + ".multicast::cluster",
-                         "[dst:b32], [map:b64, coords:s32*dim], [bar:b32], mask:!b16", TENSOR, arch="sm_90", dim=_DIM)
+                         "[dst:b32], [map:^!b64, coords:s32*dim], [bar:b32], mask:!b16", TENSOR, arch="sm_90", dim=_DIM)
 TMA_LOAD_MULTICAST_HINT = row(_LOAD + ".multicast::cluster.L2::cache_hint",
-                              "[dst:b32], [map:b64, coords:s32*dim], [bar:b32], mask:!b16, policy:!b64", TENSOR,
+                              "[dst:b32], [map:^!b64, coords:s32*dim], [bar:b32], mask:!b16, policy:^!b64", TENSOR,
                               arch="sm_90", dim=_DIM)
 TMA_STORE = row("cp.async.bulk.tensor.{dim}.global.shared::cta.tile.bulk_group",
-                "[map:b64, coords:s32*dim], [src:b32]", TENSOR, arch="sm_90", dim=_DIM)
+                "[map:^!b64, coords:s32*dim], [src:b32]", TENSOR, arch="sm_90", dim=_DIM)
 TMA_STORE_HINT = row("cp.async.bulk.tensor.{dim}.global.shared::cta.tile.bulk_group.L2::cache_hint",
-                     "[map:b64, coords:s32*dim], [src:b32], policy:!b64", TENSOR, arch="sm_90", dim=_DIM)
+                     "[map:^!b64, coords:s32*dim], [src:b32], policy:^!b64", TENSOR, arch="sm_90", dim=_DIM)
 TMA_REDUCE = row("cp.reduce.async.bulk.tensor.{dim}.global.shared::cta.{op}.tile.bulk_group",
-                 "[map:b64, coords:s32*dim], [src:b32]", TENSOR, arch="sm_90", dim=_DIM, op="add min max and or xor")
-TMA_PREFETCH = row("cp.async.bulk.prefetch.tensor.{dim}.L2.global.tile", "[map:b64, coords:s32*dim]", TENSOR,
+                 "[map:^!b64, coords:s32*dim], [src:b32]", TENSOR, arch="sm_90", dim=_DIM, op="add min max and or xor")
+TMA_PREFETCH = row("cp.async.bulk.prefetch.tensor.{dim}.L2.global.tile", "[map:^!b64, coords:s32*dim]", TENSOR,
                    arch="sm_90", dim=_DIM)
 
 # ---- mbarriers

@@ -34,7 +34,7 @@ SHFL_P = row("shfl.sync.{mode}.b32", "=d:b32, |=p:pred, a:!b32, b:b32, c:b32, ma
              mode="up down bfly idx")
 VOTE = row("vote.sync.{mode}.pred", "=d:pred, a:pred, mask:b32", SYNC, mode="all any uni")
 VOTE_BALLOT = row("vote.sync.ballot.b32", "=d:b32, a:pred, mask:b32", SYNC)
-MATCH_ANY = row("match.any.sync.{type}", "=d:b32, a:type, mask:b32", SYNC, type="b32 b64")
+MATCH_ANY = row("match.any.sync.{type}", "=d:^b32, a:^type, mask:b32", SYNC, type="b32 b64")
 ACTIVEMASK = row("activemask.b32", "=d:b32", SYNC)
-REDUX = row("redux.sync.{op}.{type}", "=d:type, a:!type, mask:b32", SYNC, op="add min max and or xor",
+REDUX = row("redux.sync.{op}.{type}", "=d:^type, a:^!type, mask:b32", SYNC, op="add min max and or xor",
             type="u32 s32 b32", legal=lambda m: (m["op"] in ("and", "or", "xor")) == (m["type"] == "b32"))

@@ -39,7 +39,7 @@ CVTA_TO = row("cvta.to.{space}.u64", "=d:u64, a:u64", DATA, space="global shared
 MAPA = row("mapa.shared::cluster.u32", "=d:u32, a:u32, rank:u32", DATA, arch="sm_90")
 PREFETCH = row("prefetch.global.{level}", "[a:b64]", DATA, level="L1 L2")
 PREFETCH_TENSORMAP = row("prefetch.{space}.tensormap", "[a:b64]", DATA, arch="sm_90", space="- param")
-CREATEPOLICY = row("createpolicy.fractional.{l2}.b64", "=d:b64, fraction:f32", DATA,
+CREATEPOLICY = row("createpolicy.fractional.{l2}.b64", "=d:^b64, fraction:f32", DATA,
                    l2="L2::evict_first L2::evict_last L2::evict_normal L2::evict_unchanged")
 
 # ---- atomics. One op takes the types that the ISA lists for it.

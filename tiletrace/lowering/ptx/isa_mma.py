@@ -25,7 +25,7 @@ def _mma_sync(m: Mods) -> dict[str, str | int]:
 
 
 _MMA = "mma.sync.aligned.{shape}.row.col.{d}.{a}.{b}.{c}"
-_MMA_OPERANDS = "=d:acc*nd, a:!b32*na, b:!b32*nb, c:!acc*nd"
+_MMA_OPERANDS = "=d:^acc*nd, a:^!b32*na, b:^!b32*nb, c:^!acc*nd"
 MMA = row(_MMA, _MMA_OPERANDS, WARP, derive=_mma_sync,
           legal=lambda m: m["a"] == m["b"] and m["d"] == m["c"] and (m["d"] == "f32" or m["a"] == "f16"),
           shape="m16n8k16 m16n8k8", d="f32 f16", a="f16 bf16", b="f16 bf16", c="f32 f16")
