@@ -347,8 +347,14 @@ def compare(trace: Trace, first: Block, second: Block, what: str, loc: Loc, same
 def _compare_params(x: Eqn, y: Eqn, differ: Callable[[str, Loc], NoReturn]) -> None:
   for key in x.params.keys() | y.params.keys():
     p, q = x.params.get(key), y.params.get(key)
-    if not same_static(p, q) and not (type(p) is type(q) and not isinstance(p, tuple) and p == q):
+    if not _same_param(p, q):
       differ(f"'{key}' of {x.primitive} was {p}, then {q}", y.loc)
+
+
+def _same_param(p: Any, q: Any) -> bool:
+  if isinstance(p, tuple) and isinstance(q, tuple):
+    return len(p) == len(q) and all(map(_same_param, p, q))
+  return same_static(p, q) or (type(p) is type(q) and p == q)  # frozen dataclasses: views, layouts
 
 
 def _say(atom: Atom) -> str:
