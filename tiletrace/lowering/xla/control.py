@@ -1,0 +1,59 @@
+"""Loops and branches: jax.lax's, over the values they carry and the references that their bodies write."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from tiletrace.core.graph import Eqn
+from tiletrace.core.ops.control import cond_p, for_loop_p, switch_p, while_loop_p
+from tiletrace.lowering.xla.machine import Machine, xla_rules
+
+
+@xla_rules.register(for_loop_p)
+def _for_loop(m: Machine, eqn: Eqn) -> Sequence[jax.Array]:
+  lo, hi, step, *init = map(m.read, eqn.values)
+  body = m.function(eqn.blocks[0], carried := m.carried(eqn.blocks))
+
+  def trip(k: jax.Array, state: Any) -> Any:
+    return body([lo + k * step, *state[0]], state[1])
+
+  trips = -((lo - hi) // step)  # ceil((hi - lo) / step); static bounds make a scan, which differentiates
+  start = (list(map(m.vary, init)), [m.memory[v] for v in carried])
+  outs, arrays = lax.fori_loop(np.int32(0), trips, trip, start)
+  m.memory.update(zip(carried, arrays))
+  return outs
+
+
+@xla_rules.register(while_loop_p)
+def _while_loop(m: Machine, eqn: Eqn) -> Sequence[jax.Array]:
+  carried = m.carried(eqn.blocks)
+  test, body = (m.function(block, carried) for block in eqn.blocks)
+  start = ([m.vary(m.read(x)) for x in eqn.values], [m.memory[v] for v in carried])
+  outs, arrays = lax.while_loop(lambda state: test(*state)[0][0], lambda state: body(*state), start)
+  m.memory.update(zip(carried, arrays))
+  return outs
+
+
+@xla_rules.register(cond_p)
+def _cond(m: Machine, eqn: Eqn) -> Sequence[jax.Array]:
+  pred = m.read(eqn.values[0])
+  carried = m.carried(eqn.blocks)
+  branches = [m.function(block, carried) for block in eqn.blocks]
+  if len(branches) == 1:
+    branches.append(lambda values, arrays: ([], list(arrays)))
+  outs, arrays = lax.cond(pred, *branches, [], [m.memory[v] for v in carried])
+  m.memory.update(zip(carried, arrays))
+  return outs
+
+
+@xla_rules.register(switch_p)
+def _switch(m: Machine, eqn: Eqn) -> Sequence[jax.Array]:
+  carried = m.carried(eqn.blocks)
+  branches = [m.function(block, carried) for block in eqn.blocks]
+  outs, arrays = lax.switch(m.read(eqn.values[0]), branches, [], [m.memory[v] for v in carried])
+  m.memory.update(zip(carried, arrays))
+  return outs

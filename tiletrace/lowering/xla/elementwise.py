@@ -1,0 +1,58 @@
+"""Elementwise operations. Floats below 32 bits are computed in f32 and rounded after each operation, as on the GPU."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from tiletrace.core.dtypes import f32, is_float
+from tiletrace.core.graph import Eqn, Primitive
+from tiletrace.core.ops import elementwise as ops
+from tiletrace.lowering.xla.machine import Machine, xla_rules
+
+
+def _shift_right(x: jax.Array, n: jax.Array) -> jax.Array:
+  return (lax.shift_right_arithmetic if x.dtype.kind == "i" else lax.shift_right_logical)(x, n)
+
+
+def _pow(x: jax.Array, y: jax.Array) -> jax.Array:
+  return lax.pow(x, y) if is_float(np.dtype(x.dtype)) else jnp.power(x, y)
+
+
+_FUNCTIONS: dict[Primitive, Callable[..., Any]] = {
+  ops.add_p: lax.add, ops.sub_p: lax.sub, ops.mul_p: lax.mul, ops.div_p: lax.div, ops.neg_p: lax.neg,
+  ops.floordiv_p: jnp.floor_divide, ops.mod_p: jnp.remainder, ops.pow_p: _pow, ops.abs_p: lax.abs,
+  ops.min_p: lax.min, ops.max_p: lax.max, ops.sign_p: lax.sign, ops.floor_p: lax.floor, ops.ceil_p: lax.ceil,
+  ops.and_p: lax.bitwise_and, ops.or_p: lax.bitwise_or, ops.xor_p: lax.bitwise_xor, ops.not_p: lax.bitwise_not,
+  ops.shift_left_p: lax.shift_left, ops.shift_right_p: _shift_right,
+  ops.eq_p: lax.eq, ops.ne_p: lax.ne, ops.lt_p: lax.lt, ops.le_p: lax.le, ops.gt_p: lax.gt, ops.ge_p: lax.ge,
+  ops.select_p: lax.select, ops.isnan_p: lambda x: lax.ne(x, x),
+  ops.exp_p: lax.exp, ops.exp2_p: lax.exp2, ops.log_p: lax.log, ops.log2_p: jnp.log2, ops.sqrt_p: lax.sqrt,
+  ops.rsqrt_p: lax.rsqrt, ops.tanh_p: lax.tanh, ops.logistic_p: lax.logistic, ops.erf_p: lax.erf,
+  ops.sin_p: lax.sin, ops.cos_p: lax.cos,
+}
+
+
+def _operand(x: jax.Array | np.ndarray, shape: tuple[int, ...]) -> jax.Array:
+  x = x.astype(f32) if is_float(np.dtype(x.dtype)) and x.dtype.itemsize < 4 else x
+  return lax.broadcast(x, shape) if x.shape != shape else x  # type: ignore[return-value]
+
+
+def _register(primitive: Primitive, fn: Callable[..., Any]) -> None:
+  @xla_rules.register(primitive)
+  def rule(m: Machine, eqn: Eqn) -> Sequence[jax.Array]:
+    out = eqn.outvars[0].type
+    return [fn(*(_operand(m.read(x), out.shape) for x in eqn.values)).astype(out.dtype)]  # type: ignore[union-attr]
+
+
+for _primitive, _fn in _FUNCTIONS.items():
+  _register(_primitive, _fn)
+
+
+@xla_rules.register(ops.cast_p)
+def _cast(m: Machine, eqn: Eqn) -> Sequence[jax.Array]:
+  return [lax.convert_element_type(m.read(eqn.values[0]), eqn.params["dtype"])]
