@@ -45,6 +45,18 @@ def opname(frame: FrameType) -> str:
   return _decode(code)[0][_index(code, frame.f_lasti)].opname
 
 
+def target_name(frame: FrameType) -> str | None:
+  """The local name that takes the result of the frame's current instruction, as `k` in `for k in ...` and `k = f()`."""
+  instructions, _ = _decode(frame.f_code)
+  at = _index(frame.f_code, frame.f_lasti) + 1
+  while at < len(instructions) and instructions[at].opname in _SILENT:
+    at += 1
+  if at == len(instructions) or not instructions[at].opname.startswith(("STORE_FAST", "STORE_DEREF", "STORE_NAME")):
+    return None
+  name = instructions[at].argval
+  return name[0] if isinstance(name, tuple) else name
+
+
 # Who iterates?
 
 def consumer(frame: FrameType) -> str | None:

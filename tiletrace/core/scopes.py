@@ -16,7 +16,7 @@ from tiletrace.core.errors import ControlFlowError, ScopeError, TileTypeError
 from tiletrace.core.graph import Atom, Block, Eqn, Literal, Var
 from tiletrace.core.source import Loc, is_user_file, user_frame, user_loc
 from tiletrace.core.trace import Scope, Trace, Value, current
-from tiletrace.core.types import RefType
+from tiletrace.core.types import RefType, TileType
 
 _STATIC = (bool, int, float, complex, str, bytes, type(None))
 
@@ -106,9 +106,10 @@ class LoopIterator:
     if trace.shadow is self:
       trace.shadow = None
     frame = user_frame()
+    loc = self.loop.loc if frame is None else Loc(frame.f_code, frame.f_lasti)
     trace.abandon(scope, ControlFlowError(
         f"{self.loop.what} was left before its end (break, return, or an exception that was caught)",
-        loc=self.loop.loc if frame is None else Loc(frame.f_code, frame.f_lasti), also=("the loop is at", self.loop.loc),
+        loc=loc, also=("the loop is at", self.loop.loc),
         hint="the trip count is not known while tracing: use tt.while_loop, bound the range, or mask with tt.when"))
 
 
@@ -251,7 +252,7 @@ def check_rebound_names(branch: Branch, frame: FrameType) -> None:
     changed[name] = (old, new)
   for name in bytecode.read_later(frame, changed):
     old, new = changed[name]
-    choose = isinstance(new, (bool, int, float)) or isinstance(new, Value) and not isinstance(new.type, RefType)
+    choose = isinstance(new.type, TileType) if isinstance(new, Value) else isinstance(new, (bool, int, float))
     branch.trace.fail(ControlFlowError(
         f"'{name}' was {old!r} and is rebound to {new!r} inside `with {branch.what}`: it would change "
         f"{branch.whatever}", loc=branch.loc,
