@@ -33,7 +33,21 @@ def unpack(column: int, rank: int) -> tuple[int, ...]:
   return tuple(column >> FIELD * d & MASK for d in range(rank))
 
 
-def merge(outers: Iterable[Outer]) -> list[Outer]:
+def normal_form(shape: tuple[int, ...], core: Mapping[str, Sequence[int]], outers: Iterable[Outer]) -> tuple[
+    tuple[tuple[str, tuple[int, ...]], ...], tuple[Outer, ...]]:
+  """The normal form of core columns and outers, checked; axes in the order of AXES.
+
+  Raises:
+    NotALayout: the parts overlap, leave the hull, or put an odd factor on `lane`.
+  """
+  columns = {a: list(c) for a, c in core.items() if len(c)}
+  rest = _merge(_absorb(columns, _merge(outers)))
+  _check(shape, columns, rest)
+  rest.sort(key=lambda o: (AXES.index(o.axis), o.stride))
+  return tuple((a, tuple(columns[a])) for a in AXES if a in columns), tuple(rest)
+
+
+def _merge(outers: Iterable[Outer]) -> list[Outer]:
   """Drops extents of one and joins neighbours that are one longer iteration; sorted by axis and stride."""
   merged: list[Outer] = []
   for o in sorted(o for o in outers if o.extent > 1):
@@ -48,7 +62,7 @@ def merge(outers: Iterable[Outer]) -> list[Outer]:
   return merged
 
 
-def absorb(core: dict[str, list[int]], outers: list[Outer]) -> list[Outer]:
+def _absorb(core: dict[str, list[int]], outers: list[Outer]) -> list[Outer]:
   """Moves into the core every factor of two that sits just above it and adds without carries.
 
   Ascending by tensor step, so that the result does not depend on how the layout was written.
@@ -80,13 +94,16 @@ def absorb(core: dict[str, list[int]], outers: list[Outer]) -> list[Outer]:
   return outers
 
 
-def check(shape: tuple[int, ...], core: Mapping[str, Sequence[int]], outers: Sequence[Outer]) -> None:
+def _check(shape: tuple[int, ...], core: Mapping[str, Sequence[int]], outers: Sequence[Outer]) -> None:
   """The invariants: iterations of an axis nest; outers stand on whole spans of the core and nest in each dimension."""
   for axis in {*core, *(o.axis for o in outers)}:
     reach = 1 << len(core.get(axis, ()))
     for o in outers:
       if o.axis != axis:
         continue
+      if axis == "lane" and o.stride > reach:
+        raise NotALayout(f"axis lane: no element for lanes {reach} to {o.stride - 1}; where they hold copies, "
+                         f"add R[{o.stride // reach}:{reach}@lane]")
       if axis == "lane":
         raise NotALayout(f"axis lane: extent {o.extent} with stride {o.stride} is not made of powers of two that "
                           "move whole bits of a tensor dimension; odd factors belong to reg, warp, off or stage")

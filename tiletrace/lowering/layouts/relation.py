@@ -25,7 +25,8 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from tiletrace.lowering.layouts import f2
-from tiletrace.lowering.layouts.normal import AXES, FIELD, REPLICA, NotALayout, Outer, absorb, check, merge, pack, unpack
+from tiletrace.lowering.layouts.normal import AXES, FIELD, REPLICA, NotALayout, Outer, normal_form, pack, unpack
+from tiletrace.lowering.layouts.text import layout_text
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,9 @@ class Layout:
   core: tuple[tuple[str, tuple[int, ...]], ...]
   outers: tuple[Outer, ...] = ()
   origin: tuple[tuple[str, int], ...] = ()
+
+  def __str__(self) -> str:
+    return layout_text(self)
 
   # --- the axes
 
@@ -315,12 +319,8 @@ def build(shape: Sequence[int], core: Mapping[str, Sequence[int]], outers: Itera
     NotALayout: the parts overlap, leave the hull, or put an odd factor on `lane`.
   """
   shape = tuple(shape)
-  columns = {a: list(c) for a, c in core.items() if len(c)}
-  rest = merge(absorb(columns, merge(outers)))
-  check(shape, columns, rest)
-  normal = tuple((a, tuple(columns[a])) for a in AXES if a in columns)
-  rest.sort(key=lambda o: (AXES.index(o.axis), o.stride))
-  return Layout(shape, shape if valid is None else tuple(valid), normal, tuple(rest), _origin(origin or {}))
+  columns, rest = normal_form(shape, core, outers)
+  return Layout(shape, shape if valid is None else tuple(valid), columns, rest, _origin(origin or {}))
 
 
 def make(axes: Mapping[str, int], shape: Sequence[int], fn: Callable[..., Sequence], *,
