@@ -1,6 +1,7 @@
 """Builds the fake driver and the host handler, and runs the scenarios on them in a process of their own."""
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import pathlib
@@ -12,6 +13,14 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 CXX = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+
+
+def _has_driver() -> bool:
+  try:
+    ctypes.CDLL("libcuda.so.1")
+  except OSError:
+    return False
+  return True
 
 
 def _compile(out: pathlib.Path, *arguments: str) -> pathlib.Path:
@@ -33,6 +42,8 @@ def host_handler(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
   if CXX is None:
     pytest.skip("needs a C++ compiler")
+  if _has_driver():
+    pytest.skip("this machine has a driver: the GPU tests take its place")
   # The dynamic loader takes a library that is loaded already when its soname is asked for.
   return _compile(tmp_path_factory.mktemp("driver") / "libcuda.so.1", "-Wl,-soname,libcuda.so.1",
                   "tests/ffi/fake_cuda.cc")

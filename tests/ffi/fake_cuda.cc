@@ -39,7 +39,12 @@ void fake_reset(const char* kinds, int capability_, int num_sms_, const char* fa
   num_sms = num_sms_;
   failing = failing_;
 }
-const char* fake_log() { return log_text.c_str(); }
+const char* fake_log() {
+  static std::string copy;
+  std::lock_guard<std::mutex> lock(mutex);
+  copy = log_text;
+  return copy.c_str();
+}
 
 int cuInit(unsigned) { return 0; }
 int cuDriverGetVersion(int* v) { *v = 13000; return 0; }
@@ -64,7 +69,7 @@ int cuModuleLoadData(void** out, const void* image) {
   *out = const_cast<void*>(image);
   return Status("cuModuleLoadData");
 }
-int cuModuleUnload(void*) { Log("unload"); return 0; }
+int cuModuleUnload(void* module) { Log("unload %.8s", static_cast<const char*>(module)); return 0; }
 int cuModuleGetFunction(void** out, void* module, const char* name) {
   Log("entry %s", name);
   *out = module;

@@ -17,7 +17,7 @@ from tiletrace.ffi.image import KernelImage
 from tiletrace.ffi.primitive import bind
 
 ROOT = pathlib.Path(__file__).parents[2]
-EXPORTS = {"tt_driver_error", "tt_execute", "tt_instantiate", "tt_prepare", "tt_schema_version"}
+EXPORTS = {"tt_execute", "tt_instantiate", "tt_prepare", "tt_schema_version"}
 
 built = pytest.mark.skipif(not library.PATH.exists(), reason=f"needs the CUDA launcher: {library.BUILD_COMMAND}")
 
@@ -62,7 +62,13 @@ def test_registration_is_safe_in_every_order(order):
 
 
 def test_importing_without_the_library_is_silent(unbuilt):
-  library.register_if_built()
+  library.register_at_import()
+
+
+def test_importing_with_a_damaged_library_warns(unbuilt):
+  unbuilt.write_bytes(b"\x7fELF and no more")
+  with pytest.warns(RuntimeWarning, match="cannot be loaded"):
+    library.register_at_import()
 
 
 def test_a_missing_library_is_explained_with_the_build_command(unbuilt):

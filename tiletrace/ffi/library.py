@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import pathlib
+import warnings
 
 import jax
 
@@ -63,7 +64,10 @@ def register() -> None:
   }, platform="CUDA")
 
 
-def register_if_built() -> None:
-  """Registers the launcher when its library is there; see `register`."""
+def register_at_import() -> None:
+  """Registers the launcher when its library is there. A library that does not load is no reason to fail on a CPU."""
   if PATH.exists():
-    register()
+    try:
+      register()
+    except LaunchError as e:
+      warnings.warn(str(e), RuntimeWarning, stacklevel=2)

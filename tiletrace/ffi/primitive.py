@@ -177,4 +177,4 @@ def _batch(operands: Any, dims: Any, *, program: Program) -> NoReturn:
 ad.primitive_jvps[tile_call_p] = _jvp
 batching.primitive_batchers[tile_call_p] = _batch
 
-library.register_if_built()
+library.register_at_import()

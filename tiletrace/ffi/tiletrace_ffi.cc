@@ -416,9 +416,6 @@ XLA_FFI_DEFINE_HANDLER(kExecute, Execute,
 
 TT_EXPORT int tt_schema_version() { return tiletrace::kSchemaVersion; }
 
-// Why no kernel can be launched in this process, or an empty text.
-TT_EXPORT const char* tt_driver_error() { return tiletrace::Driver::Get().error.c_str(); }
-
 // XLA asks for the metadata when it registers the handler. The type of the state is registered then, through XLA's own
 // table: registered from Python before the CPU backend exists, it would arrive after the handler and kill the backend.
 TT_EXPORT XLA_FFI_Error* tt_instantiate(XLA_FFI_CallFrame* frame) {
