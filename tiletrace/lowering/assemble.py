@@ -175,8 +175,8 @@ def _find(tool: str, override: str | None, path: str) -> str:
   searched = [os.path.join(os.path.dirname(override), tool)] if override else []
   searched += [os.path.join(directory, tool) for directory in _wheel_directories()]
   searched += [os.path.join(directory, tool) for directory in path.split(os.pathsep) if directory]
-  searched += [os.path.join(directory, "bin", tool) for directory in
-               ("/usr/local/cuda", *sorted(glob.glob("/usr/local/cuda-*"), reverse=True))]
+  toolkits = sorted(glob.glob(_TOOLKITS), reverse=True)   # the newest first
+  searched += [os.path.join(directory, "bin", tool) for directory in toolkits or [_TOOLKITS]]
   for candidate in searched:
     if os.access(candidate, os.X_OK) and not os.path.isdir(candidate):
       return candidate
@@ -184,6 +184,7 @@ def _find(tool: str, override: str | None, path: str) -> str:
                       hint=_REMEDY[tool])
 
 
+_TOOLKITS = "/usr/local/cuda*"
 _REMEDY = {
     "ptxas": "pip install nvidia-cuda-nvcc (jax[cuda13] brings it), or set TT_PTXAS=/path/to/ptxas",
     "nvdisasm": "pip install nvidia-cuda-nvdisasm, or put a CUDA toolkit's bin directory on PATH",

@@ -1,0 +1,184 @@
+"""Per-thread quantities from layout tables: a number for every (thread, register), taken apart into code.
+
+A table is exact and small (threads x registers), so nothing is assumed of the layout: each decomposition is checked
+against every entry before it is emitted.
+"""
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from tiletrace.lowering.emit.context import EmitContext
+from tiletrace.lowering.emit.values import Operand
+from tiletrace.lowering.layouts.relation import Layout
+from tiletrace.lowering.ptx import isa
+from tiletrace.lowering.ptx.registers import Reg
+
+_ATOM = 1024  # bytes: the hardware's swizzles permute within this much (PTX ISA, tensor swizzling modes)
+
+
+def coordinates(layout: Layout, threads: int) -> np.ndarray:
+  """The element of each (thread of the scope, register): int [threads, registers, rank]; replicas where a scope has
+  more warps than the layout."""
+  table = layout.table(("warp", "lane", "reg"))
+  warps, lanes, regs, rank = table.shape
+  assert lanes in (1, 32) and threads % 32 == 0, layout
+  table = np.broadcast_to(table, (warps, 32, regs, rank)).reshape(warps * 32, regs, rank)
+  repeats, rest = divmod(threads, warps * 32)
+  assert rest == 0 and repeats >= 1, (threads, layout)
+  return np.tile(table, (repeats, 1, 1)) if repeats > 1 else table
+
+
+def split_sum(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """(per thread, per register) parts whose sum is `table` [threads, registers, ...]."""
+  base = table[:, 0]
+  delta = table[0] - table[0, 0]
+  assert (base[:, None] + delta[None] == table).all(), "not a sum of a thread's and a register's part"
+  return base, delta
+
+
+def _bit_steps(values: np.ndarray) -> list[int]:
+  """c with values[t] = values[0] + sum of c[i] over the one bits i of t."""
+  n = len(values)
+  steps = [int(values[1 << i] - values[0]) for i in range((n - 1).bit_length())]
+  t = np.arange(n)
+  total = sum((((t >> i) & 1) * c for i, c in enumerate(steps)), np.zeros(n, np.int64))
+  assert (total + values[0] == values).all(), "not linear in the bits of the thread index"
+  return steps
+
+
+def _runs(steps: list[int]) -> list[tuple[int, int, int]]:
+  """(first bit, number of bits, scale): consecutive bits whose steps double."""
+  out: list[tuple[int, int, int]] = []
+  for i, c in enumerate(steps):
+    if c == 0:
+      continue
+    if out and out[-1][0] + out[-1][1] == i and out[-1][2] << out[-1][1] == c:
+      out[-1] = (out[-1][0], out[-1][1] + 1, out[-1][2])
+    else:
+      out.append((i, 1, c))
+  return out
+
+
+def _field(ctx: EmitContext, first: int, bits: int, width: int) -> Operand:
+  """Bits [first, first + bits) of the scope's thread index, which has `width` bits."""
+  b, x = ctx.b, ctx.local_tid()
+  if first:
+    x = b.new(isa.SHR, x, first, type="u32")
+  return x if first + bits >= width else b.new(isa.AND, x, (1 << bits) - 1, type="b32")
+
+
+def _scaled(ctx: EmitContext, x: Operand, scale: int) -> Operand:
+  if scale == 1:
+    return x
+  if scale > 0 and scale & (scale - 1) == 0:
+    return ctx.b.new(isa.SHL, x, scale.bit_length() - 1, type="b32")
+  return ctx.b.new(isa.MUL_LO, x, scale, type="s32")
+
+
+def thread_sum(ctx: EmitContext, values: np.ndarray) -> Operand:
+  """Code for values[t], t being the thread's index in the scope: a literal, or a b32 register."""
+  width = (len(values) - 1).bit_length()
+  total: Operand = int(values[0])
+  for first, bits, scale in _runs(_bit_steps(values)):
+    term = _scaled(ctx, _field(ctx, first, bits, width), scale)
+    total = term if total == 0 else ctx.b.new(isa.ADD, term, total, type="s32")
+  return total
+
+
+def replicated_bits(table: np.ndarray) -> int:
+  """Mask of thread bits that change no element: only threads with zeros there store."""
+  n = len(table)
+  return sum(1 << i for i in range((n - 1).bit_length()) if (table[1 << i] == table[0]).all())
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class SharedAddresses:
+  """Byte addresses of a table of shared-memory offsets, one (register, immediate) for each column."""
+  addresses: tuple[tuple[Reg, int], ...]
+
+
+def shared_addresses(ctx: EmitContext, table: np.ndarray, base: Reg, offset: int) -> SharedAddresses:
+  """Code for base + offset + table[t, i], for every column i.
+
+  Args:
+    table: int [threads, columns], bytes within the buffer. Each entry is (T(t) ^ x(i)) + a(i): an XOR below the
+      swizzle's atom, a sum above it.
+    base: the buffer's base register. `offset` is a literal on top of it, a multiple of the atom where x is not zero.
+  """
+  b = ctx.b
+  low, high = table % _ATOM, table // _ATOM * _ATOM
+  flip = low[0] ^ low[0, 0]
+  assert (low[:, :1] ^ flip == low).all(), "not an XOR of a thread's and a register's part"
+  step = high[0] - high[0, 0]
+  assert (high[:, :1] + step == high).all(), "not a sum above the swizzle's atom"
+  varying = int(np.bitwise_or.reduce(low[:, 0] ^ low[0, 0])) | int(low[0, 0])
+  thread = _thread_xor(ctx, low[:, 0], high[:, 0])
+  made: dict[int, Reg] = {}
+  out = []
+  for x, a in zip(flip.tolist(), step.tolist(), strict=True):
+    mixed = x & varying
+    if mixed not in made:
+      t = thread if mixed == 0 else b.new(isa.XOR, thread, mixed, type="b32") if isinstance(thread, Reg) else thread ^ mixed
+      made[mixed] = base if t == 0 else b.new(isa.ADD, base, t, type="s32")
+    out.append((made[mixed], offset + (x & ~varying) + a))
+  return SharedAddresses(tuple(out))
+
+
+def _thread_xor(ctx: EmitContext, low: np.ndarray, high: np.ndarray) -> Operand:
+  """Code for low[t] + high[t], where low is F2-linear in the bits of t (after its constant) and high is a sum."""
+  b, n = ctx.b, len(low)
+  width = (n - 1).bit_length()
+  columns = [int(low[1 << i] ^ low[0]) for i in range(width)]
+  t = np.arange(n)
+  check = np.full(n, low[0])
+  for i, c in enumerate(columns):
+    check ^= np.where(t >> i & 1, c, 0)
+  assert (check == low).all(), "not F2-linear in the bits of the thread index"
+  total: Operand = int(low[0])
+  for first, bits, shift in _diagonals(columns):
+    term = _scaled(ctx, _field(ctx, first, bits, width), 1 << shift)
+    total = term if total == 0 else b.new(isa.XOR, term, total, type="b32")
+  above = thread_sum(ctx, high)
+  if above == 0:
+    return total
+  return above if total == 0 else b.new(isa.ADD, above, total, type="s32")
+
+
+def _diagonals(columns: list[int]) -> list[tuple[int, int, int]]:
+  """(first thread bit, number of bits, shift): thread bit first + k lands on bit shift + k."""
+  left = {(i, j) for i, c in enumerate(columns) for j in range(c.bit_length()) if c >> j & 1}
+  out = []
+  for i, j in sorted(left):
+    if (i, j) not in left:
+      continue
+    k = 0
+    while (i + k, j + k) in left:
+      left.discard((i + k, j + k))
+      k += 1
+    out.append((i, k, j))
+  return out
+
+
+def register_map(src: np.ndarray, wanted: np.ndarray, valid: tuple[int, ...]) -> list[int]:
+  """For each register of `wanted` [threads, n, rank], the register of `src` [threads, m, rank] with that element.
+
+  Elements outside `valid` are padding and may come from anywhere.
+  """
+  ok = ((wanted >= 0) & (wanted < np.asarray(valid, wanted.dtype))).all(-1) if valid else np.ones(wanted.shape[:-1], bool)
+  first = {tuple(x): r for r, x in reversed(list(enumerate(src[0].tolist())))}
+  index = []
+  for r in range(wanted.shape[1]):
+    threads = np.flatnonzero(ok[:, r])
+    if not threads.size:
+      index.append(0)
+      continue
+    t = int(threads[0])
+    found = first.get(tuple(wanted[t, r].tolist())) if t == 0 else None
+    if found is None:
+      found = int(np.flatnonzero((src[t] == wanted[t, r]).all(-1))[0])
+    index.append(found)
+  moved = src[:, index]
+  assert ((moved == wanted).all(-1) | ~ok).all(), "an element is in another thread: a relayout is missing"
+  return index

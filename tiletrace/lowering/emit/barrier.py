@@ -1,0 +1,117 @@
+"""mbarriers, named barriers, fences and the groups of asynchronous copies."""
+from __future__ import annotations
+
+from tiletrace.core.graph import Atom, Eqn, Var
+from tiletrace.core.ops import barrier as ops
+from tiletrace.core.ops import memory
+from tiletrace.core.types import BarrierType
+from tiletrace.lowering.emit.context import WARPGROUP, EmitContext, emit_rules
+from tiletrace.lowering.emit.values import Operand
+from tiletrace.lowering.ptx import isa
+from tiletrace.lowering.ptx.registers import Addr, Reg
+
+_BYTES = 8  # of an mbarrier object
+
+
+@emit_rules.register(ops.alloc_barrier_p)
+def _alloc(ctx: EmitContext, eqn: Eqn) -> None:
+  """Placed by the scheduler and initialised in the kernel's prologue."""
+
+
+def init_barriers(ctx: EmitContext) -> None:
+  """One thread initialises every barrier of the kernel and makes that visible to the asynchronous proxy."""
+  b = ctx.b
+  barriers = [v for v in ctx.offsets if isinstance(v.type, BarrierType)]
+  if not barriers:
+    return
+  skip = b.label("initialised")
+  b(isa.BRA, skip, pred=b.new(isa.SETP, ctx.tid(), 0, cmp="ne", type="s32"))
+  for var in barriers:
+    assert isinstance(var.type, BarrierType)
+    base, offset = ctx.smem_address(var)
+    for i in range(var.type.count):
+      b(isa.MBARRIER_INIT, b.addr(base, offset + _BYTES * i), var.type.arrivals)
+  b(isa.FENCE_MBARRIER_INIT)
+  b(isa.FENCE_PROXY_ASYNC, space="shared::cta")
+  b.place(skip)
+  b(isa.BAR_SYNC_ALL, 0)
+
+
+def address(ctx: EmitContext, bar: Atom, index: Atom) -> Addr:
+  """The address of barrier `index` of an array."""
+  assert isinstance(bar, Var)
+  base, offset = ctx.smem_address(bar)
+  i: Operand = ctx.scalar(index)
+  if isinstance(i, Reg):
+    return ctx.b.addr(ctx.b.new(isa.MAD_LO, i, _BYTES, base, type="s32"), offset)
+  return ctx.b.addr(base, offset + _BYTES * int(i))
+
+
+@emit_rules.register(ops.barrier_wait_p)
+def _wait(ctx: EmitContext, eqn: Eqn) -> None:
+  b = ctx.b
+  bar, index, phase = eqn.values
+  where, parity = address(ctx, bar, index), ctx.scalar(phase)
+  spin = b.label("wait")
+  b.place(spin)
+  done = b.new(isa.MBARRIER_TRY_WAIT, where, parity)
+  b(isa.BRA, spin, pred=done, negate=True)
+
+
+def _guard(ctx: EmitContext) -> dict[str, Reg]:
+  """Who arrives: the predicate around the arrival, the elected thread, or the first of each warpgroup."""
+  if ctx.guard is not None:
+    return {"pred": ctx.guard}
+  return {} if ctx.scope.elected else {"pred": ctx.leader()}
+
+
+@emit_rules.register(ops.barrier_arrive_p)
+def _arrive(ctx: EmitContext, eqn: Eqn) -> None:
+  """One arrival by each warpgroup of the scope, or by the elected thread."""
+  where = address(ctx, *eqn.values)
+  guard = _guard(ctx)
+  count = eqn.params.get("count")
+  if count in (None, 1):
+    ctx.b(isa.MBARRIER_ARRIVE, where, **guard)
+  else:
+    ctx.b(isa.MBARRIER_ARRIVE_COUNT, where, count, **guard)
+
+
+@emit_rules.register(ops.barrier_arrive_expect_tx_p)
+def _expect(ctx: EmitContext, eqn: Eqn) -> None:
+  ctx.b(isa.MBARRIER_ARRIVE_EXPECT_TX, address(ctx, *eqn.values), eqn.params["nbytes"], **_guard(ctx))
+
+
+@emit_rules.register(ops.fence_p)
+def _fence(ctx: EmitContext, eqn: Eqn) -> None:
+  assert eqn.params["kind"] == "proxy_async_shared", eqn.params
+  ctx.b(isa.FENCE_PROXY_ASYNC, space="shared::cta")
+
+
+@emit_rules.register(ops.sync_p)
+def _sync(ctx: EmitContext, eqn: Eqn) -> None:
+  """bar.sync over the scope, or over each of its warpgroups."""
+  b, scope = ctx.b, ctx.scope
+  if eqn.params["each"] == "scope":
+    if scope == ctx.whole:
+      b(isa.BAR_SYNC_ALL, 0)
+    else:
+      b(isa.BAR_SYNC, ctx.barrier_id(("scope", scope.first, scope.count), 1), scope.threads)
+    return
+  first = ctx.barrier_id(("warpgroup", scope.first, scope.count), scope.count)
+  wg = ctx.warpgroup()
+  b(isa.BAR_SYNC, b.new(isa.ADD, wg, first, type="s32") if isinstance(wg, Reg) else first, WARPGROUP)
+
+
+@emit_rules.register(memory.commit_group_p)
+def _commit(ctx: EmitContext, eqn: Eqn) -> None:
+  ctx.b(isa.BULK_COMMIT if eqn.params["kind"] == "bulk" else isa.CP_ASYNC_COMMIT)
+
+
+@emit_rules.register(memory.wait_group_p)
+def _wait_group(ctx: EmitContext, eqn: Eqn) -> None:
+  n = eqn.params["n"]
+  if eqn.params["kind"] == "bulk":
+    ctx.b(isa.BULK_WAIT, n, read="read" if eqn.params["read"] else "")
+  else:
+    ctx.b(isa.CP_ASYNC_WAIT_GROUP, n)

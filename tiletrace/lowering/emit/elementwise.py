@@ -1,0 +1,286 @@
+"""Elementwise ops: each element computed in f32, s32 or a predicate, and rounded back to its dtype."""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tiletrace.core import dtypes
+from tiletrace.core.errors import LoweringError
+from tiletrace.core.graph import Eqn
+from tiletrace.core.ops import elementwise as ew
+from tiletrace.lowering.emit import math_functions as fn
+from tiletrace.lowering.emit.context import EmitContext, emit_rules
+from tiletrace.lowering.emit.values import Elements, Operand, materialise, pack, register_class, unpack
+from tiletrace.lowering.ptx import isa
+from tiletrace.lowering.ptx.module import Builder
+from tiletrace.lowering.ptx.registers import Reg
+
+_FLOATS = (dtypes.f32, dtypes.f16, dtypes.bf16)
+_UNSIGNED = (dtypes.u32,)
+
+
+def compute_type(dtype: np.dtype) -> str:
+  """The PTX type that elements of `dtype` are computed in."""
+  if dtype in _FLOATS:
+    return "f32"
+  if dtype == dtypes.bool_:
+    return "pred"
+  return "u32" if dtype in _UNSIGNED else "s32"
+
+
+def operands(ctx: EmitContext, eqn: Eqn) -> tuple[int, list[list[Operand]]]:
+  """(elements per thread, for each operand one register or literal per element)."""
+  xs = [ctx.read(v) for v in eqn.values]
+  count = ctx.count(eqn.outvars[0])
+  lists = [unpack(ctx.b, x) for x in xs]
+  return count, [xs * count if len(xs) == 1 else xs for xs in lists]
+
+
+def result(ctx: EmitContext, eqn: Eqn, xs: Sequence[Operand]) -> None:
+  dtype = eqn.outvars[0].type.dtype
+  register_class(dtype, eqn.loc)
+  ctx.bind(eqn.outvars[0], pack(ctx.b, dtype, xs))
+
+
+def _same_type(row_of: Callable[[Builder, str, tuple[Operand, ...]], Operand]) -> Callable[[EmitContext, Eqn], None]:
+  """A rule that applies `row_of(builder, compute type, operands)` to each element."""
+  def rule(ctx: EmitContext, eqn: Eqn) -> None:
+    count, xs = operands(ctx, eqn)
+    kind = compute_type(eqn.values[-1].type.dtype)
+    made: dict[tuple, Operand] = {}  # equal operands (a broadcast row) are computed once
+    out = []
+    for element in zip(*xs, strict=True) if count else ():
+      key = tuple(x if isinstance(x, Reg) else (type(x), repr(x)) for x in element)
+      if key not in made:
+        made[key] = row_of(ctx.b, kind, element)
+      out.append(made[key])
+    result(ctx, eqn, out)
+  return rule
+
+
+def _register(b: Builder, x: Operand, kind: str) -> Reg:
+  """A register for an operand that its row takes no literal for."""
+  if isinstance(x, Reg):
+    return x
+  return b.new(isa.MOV, float(x) if kind == "f32" else int(x), type=kind)
+
+
+def _arithmetic(row) -> Callable:  # noqa: ANN001
+  return lambda b, kind, xs: b.new(row, *_numbers(kind, xs), type=kind)
+
+
+def _numbers(kind: str, xs: Sequence[Operand]) -> list[Operand]:
+  return [x if isinstance(x, Reg) else float(x) if kind == "f32" else int(x) for x in xs]
+
+
+def _mul(b: Builder, kind: str, xs: tuple[Operand, ...]) -> Operand:
+  return b.new(isa.MUL if kind == "f32" else isa.MUL_LO, *_numbers(kind, xs), type=kind)
+
+
+def _div(b: Builder, kind: str, xs: tuple[Operand, ...]) -> Operand:
+  assert kind == "f32"
+  return b.new(isa.DIV_RN, *_numbers(kind, xs), type="f32")
+
+
+def _extremum(row) -> Callable:  # noqa: ANN001
+  """min and max: a NaN operand gives NaN, as jnp's do; booleans by and/or."""
+  def emit(b: Builder, kind: str, xs: tuple[Operand, ...]) -> Operand:
+    if kind == "pred":
+      return b.new(isa.AND if row is isa.MIN else isa.OR, *_predicates(b, xs), type="pred")
+    mods = {"nan": "NaN"} if kind == "f32" else {}
+    return b.new(row, *_numbers(kind, xs), type=kind, **mods)
+  return emit
+
+
+def _predicates(b: Builder, xs: Sequence[Operand]) -> list[Reg]:
+  return [x if isinstance(x, Reg) else b.new(isa.MOV_PRED, int(x)) for x in xs]
+
+
+def _bitwise(row) -> Callable:  # noqa: ANN001
+  def emit(b: Builder, kind: str, xs: tuple[Operand, ...]) -> Operand:
+    if kind == "pred":
+      return b.new(row, *_predicates(b, xs), type="pred")
+    return b.new(row, *_numbers(kind, xs), type="b32")
+  return emit
+
+
+def _shift(b: Builder, kind: str, xs: tuple[Operand, ...], *, left: bool) -> Operand:
+  return b.new(isa.SHL, *_numbers(kind, xs), type="b32") if left else b.new(isa.SHR, *_numbers(kind, xs), type=kind)
+
+
+def _neg(b: Builder, kind: str, xs: tuple[Operand, ...]) -> Operand:
+  return b.new(isa.NEG, _register(b, xs[0], kind), type="s32" if kind == "u32" else kind)
+
+
+def _abs(b: Builder, kind: str, xs: tuple[Operand, ...]) -> Operand:
+  return xs[0] if kind == "u32" else b.new(isa.ABS, _register(b, xs[0], kind), type=kind)
+
+
+def _sign(b: Builder, kind: str, xs: tuple[Operand, ...]) -> Operand:
+  x = _register(b, xs[0], kind)
+  if kind == "f32":  # sign(0) = 0 with its sign, sign(nan) = nan
+    one = b.new(isa.COPYSIGN, x, 1.0, type="f32")
+    keep = b.new(isa.SETP, b.new(isa.ABS, x, type="f32"), 0.0, cmp="gtu", type="f32")
+    nan = b.new(isa.SETP, x, x, cmp="nan", type="f32")
+    return b.new(isa.SELP, x, b.new(isa.SELP, one, x, keep, type="f32"), nan, type="f32")
+  return b.new(isa.MAX, b.new(isa.MIN, x, 1, type=kind), 0 if kind == "u32" else -1, type=kind)
+
+
+def _not(b: Builder, kind: str, xs: tuple[Operand, ...]) -> Operand:
+  if kind == "pred":
+    return b.new(isa.NOT, *_predicates(b, xs), type="pred")
+  return b.new(isa.NOT, _register(b, xs[0], kind), type="b32")
+
+
+def _compare(cmp: str) -> Callable:
+  def emit(b: Builder, kind: str, xs: tuple[Operand, ...]) -> Operand:
+    if kind == "pred":
+      x, y = (b.new(isa.SELP, 1, 0, p, type="s32") for p in _predicates(b, xs))
+      return b.new(isa.SETP, x, y, cmp=cmp, type="s32")
+    name = "neu" if cmp == "ne" and kind == "f32" else cmp  # nan != anything is true
+    x, y = _numbers(kind, xs)
+    return b.new(isa.SETP, _register(b, x, kind), y, cmp=name, type=kind)
+  return emit
+
+
+def _int_division(ctx: EmitContext, eqn: Eqn, *, quotient: bool) -> None:
+  """Floor division or its remainder. Non-negative operands with a literal power of two become a shift or a mask."""
+  count, (xs, ys) = operands(ctx, eqn)
+  b, kind = ctx.b, compute_type(eqn.outvars[0].type.dtype)
+  if kind not in ("s32", "u32"):
+    raise LoweringError(f"{eqn.primitive} of floats has no PTX form yet", loc=eqn.loc,
+                        hint="write tt.floor(x / y), and x - y * tt.floor(x / y) for the remainder")
+  positive = kind == "u32" or (count == 1 and ctx.facts[eqn.values[0]].lo >= 0 and ctx.facts[eqn.values[1]].lo > 0)
+  out = []
+  for x, y in zip(xs, ys, strict=True):
+    if isinstance(y, int) and y > 0 and y & (y - 1) == 0:
+      out.append(b.new(isa.SHR, x, y.bit_length() - 1, type="u32" if positive else "s32") if quotient
+                 else b.new(isa.AND, x, y - 1, type="b32"))
+    elif positive:
+      out.append(b.new(isa.DIV if quotient else isa.REM, x, y, type="u32"))
+    else:
+      out.append(_floor_division(b, x, y, quotient))
+  result(ctx, eqn, out)
+
+
+def _floor_division(b: Builder, x: Operand, y: Operand, quotient: bool) -> Reg:
+  """PTX truncates: one less, and a divisor more, where the remainder is not zero and the signs differ."""
+  q = b.new(isa.DIV, x, y, type="s32")
+  r = b.new(isa.SUB, x, b.new(isa.MUL_LO, q, y, type="s32"), type="s32")
+  differ = b.new(isa.SETP, b.new(isa.XOR, r, y, type="b32"), 0, cmp="lt", type="s32")
+  nonzero = b.new(isa.SETP, r, 0, cmp="ne", type="s32")
+  fix = b.new(isa.AND, differ, nonzero, type="pred")
+  if quotient:
+    return b.new(isa.ADD, q, b.new(isa.SELP, -1, 0, fix, type="s32"), type="s32")
+  return b.new(isa.ADD, r, b.new(isa.SELP, y, 0, fix, type="s32"), type="s32")
+
+
+def _select(ctx: EmitContext, eqn: Eqn) -> None:
+  count, (ps, xs, ys) = operands(ctx, eqn)
+  b, kind = ctx.b, compute_type(eqn.outvars[0].type.dtype)
+  out: list[Operand] = []
+  for p, x, y in zip(ps, xs, ys, strict=True):
+    if not isinstance(p, Reg):
+      out.append(x if p else y)
+    elif kind == "pred":
+      x, y = (b.new(isa.SELP, 1, 0, v, type="s32") for v in _predicates(b, (x, y)))
+      out.append(b.new(isa.SETP, b.new(isa.SELP, x, y, p, type="s32"), 0, cmp="ne", type="s32"))
+    else:
+      out.append(b.new(isa.SELP, *_numbers(kind, (x, y)), p, type="b32" if kind == "u32" else kind))
+  result(ctx, eqn, out)
+
+
+def _pow(ctx: EmitContext, eqn: Eqn) -> None:
+  """x ** n for a literal whole n up to 16, by repeated squaring; x ** 0.5."""
+  count, (xs, ys) = operands(ctx, eqn)
+  b, kind, n = ctx.b, compute_type(eqn.outvars[0].type.dtype), ys[0]
+  whole = isinstance(n, int | float) and float(n).is_integer() and abs(n) <= 16 and (n >= 0 or kind == "f32")
+  if not whole and n != 0.5:
+    raise LoweringError("pow has a PTX form only for a literal whole exponent up to 16, and for 0.5", loc=eqn.loc,
+                        hint="write tt.exp2(y * tt.log2(x)) where x is positive")
+  def power(x: Operand) -> Operand:
+    if n == 0.5:
+      return b.new(isa.SQRT_RN, _register(b, x, kind), type="f32")
+    acc, square, left = None, x, abs(int(n))
+    while left:
+      if left & 1:
+        acc = square if acc is None else _mul(b, kind, (acc, square))
+      left >>= 1
+      if left:
+        square = _mul(b, kind, (square, square))
+    acc = (1.0 if kind == "f32" else 1) if acc is None else acc
+    return acc if n >= 0 else b.new(isa.RCP_RN, _register(b, acc, kind), type="f32")
+  result(ctx, eqn, [power(x) for x in xs])
+
+
+def _cast(ctx: EmitContext, eqn: Eqn) -> None:
+  to, source = eqn.params["dtype"], eqn.values[0].type.dtype
+  register_class(to, eqn.loc)
+  if to == source:
+    ctx.bind(eqn.outvars[0], ctx.read(eqn.values[0]))
+    return
+  count, (xs,) = operands(ctx, eqn)
+  b, kind, was = ctx.b, compute_type(to), compute_type(source)
+  if not any(isinstance(x, Reg) for x in xs):
+    xs = list(materialise(b, Elements(source, 1, (xs[0],))).regs) * count if was != "f32" or kind != "f32" else xs
+  result(ctx, eqn, [_convert(b, x, was, kind) for x in xs])
+
+
+def _convert(b: Builder, x: Operand, was: str, kind: str) -> Operand:
+  if was == kind:
+    return x
+  if was == "pred":
+    return b.new(isa.SELP, 1.0, 0.0, x, type="f32") if kind == "f32" else b.new(isa.SELP, 1, 0, x, type="s32")
+  if kind == "pred":
+    return b.new(isa.SETP, x, 0.0 if was == "f32" else 0, cmp="neu" if was == "f32" else "ne", type=was)
+  if was == "f32":
+    return b.new(isa.CVT, x, rnd="rzi", to=kind, source="f32")
+  if kind == "f32":
+    return b.new(isa.CVT, x, rnd="rn", to="f32", source=was)
+  return x  # s32 <-> u32: the same bits
+
+
+def _float_only(function: Callable[[Builder, Operand], Operand]) -> Callable:
+  def emit(b: Builder, kind: str, xs: tuple[Operand, ...]) -> Operand:
+    assert kind == "f32", kind
+    return function(b, _register(b, xs[0], kind))
+  return emit
+
+
+def _no_range_reduction(ctx: EmitContext, eqn: Eqn) -> None:
+  raise LoweringError(f"{eqn.primitive} has no PTX form yet: the hardware's is wrong outside [-pi, pi]", loc=eqn.loc,
+                      hint="compute it with jax.numpy outside the kernel")
+
+
+def _isnan(b: Builder, kind: str, xs: tuple[Operand, ...]) -> Operand:
+  x = _register(b, xs[0], kind)
+  return b.new(isa.SETP, x, x, cmp="nan", type="f32")
+
+
+_EACH = {
+    ew.add_p: _arithmetic(isa.ADD), ew.sub_p: _arithmetic(isa.SUB), ew.mul_p: _mul, ew.div_p: _div,
+    ew.min_p: _extremum(isa.MIN), ew.max_p: _extremum(isa.MAX), ew.neg_p: _neg, ew.abs_p: _abs, ew.sign_p: _sign,
+    ew.and_p: _bitwise(isa.AND), ew.or_p: _bitwise(isa.OR), ew.xor_p: _bitwise(isa.XOR), ew.not_p: _not,
+    ew.shift_left_p: lambda b, k, xs: _shift(b, k, xs, left=True),
+    ew.shift_right_p: lambda b, k, xs: _shift(b, k, xs, left=False),
+    ew.eq_p: _compare("eq"), ew.ne_p: _compare("ne"), ew.lt_p: _compare("lt"), ew.le_p: _compare("le"),
+    ew.gt_p: _compare("gt"), ew.ge_p: _compare("ge"), ew.isnan_p: _isnan,
+    ew.exp_p: _float_only(fn.exp), ew.exp2_p: _float_only(lambda b, x: b.new(isa.EX2, x)),
+    ew.log_p: _float_only(lambda b, x: b.new(isa.MUL, b.new(isa.LG2, x), math.log(2), type="f32")),
+    ew.log2_p: _float_only(lambda b, x: b.new(isa.LG2, x)),
+    ew.sqrt_p: _float_only(lambda b, x: b.new(isa.SQRT_RN, x, type="f32")),
+    ew.rsqrt_p: _float_only(lambda b, x: b.new(isa.RSQRT, x)),
+    ew.tanh_p: _float_only(fn.tanh), ew.logistic_p: _float_only(fn.logistic), ew.erf_p: _float_only(fn.erf),
+    ew.floor_p: _float_only(lambda b, x: b.new(isa.CVT, x, rnd="rmi", to="f32", source="f32")),
+    ew.ceil_p: _float_only(lambda b, x: b.new(isa.CVT, x, rnd="rpi", to="f32", source="f32")),
+}
+for _primitive, _row_of in _EACH.items():
+  emit_rules.register(_primitive)(_same_type(_row_of))
+emit_rules.register(ew.floordiv_p)(lambda ctx, eqn: _int_division(ctx, eqn, quotient=True))
+emit_rules.register(ew.mod_p)(lambda ctx, eqn: _int_division(ctx, eqn, quotient=False))
+emit_rules.register(ew.select_p)(_select)
+emit_rules.register(ew.pow_p)(_pow)
+emit_rules.register(ew.cast_p)(_cast)
+emit_rules.register(ew.sin_p, ew.cos_p)(_no_range_reduction)

@@ -1,0 +1,83 @@
+"""A scheduled program to a ptx.Module: prologue, then the equations in order."""
+from __future__ import annotations
+
+import dataclasses
+
+# The rules register themselves; this list of imports is the list of what can be emitted.
+import tiletrace.lowering.emit.barrier
+import tiletrace.lowering.emit.control
+import tiletrace.lowering.emit.elementwise
+import tiletrace.lowering.emit.grid
+import tiletrace.lowering.emit.memory
+import tiletrace.lowering.emit.mma
+import tiletrace.lowering.emit.reduce
+import tiletrace.lowering.emit.roles
+import tiletrace.lowering.emit.shape
+import tiletrace.lowering.emit.tma  # noqa: F401
+from tiletrace.core.types import RefType
+from tiletrace.lowering.emit.barrier import init_barriers
+from tiletrace.lowering.emit.context import EmitContext
+from tiletrace.lowering.emit.tensor_maps import TensorMap
+from tiletrace.lowering.facts import Facts
+from tiletrace.lowering.ptx import isa
+from tiletrace.lowering.ptx.module import Entry, Module, Param
+from tiletrace.lowering.schedule.program import Program
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Emitted:
+  """A module and what its launch needs: one pointer for each distinct reference, then one tensor map for each."""
+  module: Module
+  num_pointers: int
+  tensor_maps: tuple[TensorMap, ...]
+
+
+def emit(program: Program) -> Emitted:
+  """Renders a program. The parameters are the distinct references' addresses, then the tensor maps.
+
+  Tensor maps are found while emitting the body, so the prologue that takes their addresses is put before it afterwards.
+  """
+  graph = program.graph
+  module = Module(target=program.target.name)
+  smem = module.dynamic_shared("smem", align=1024)
+  entry = module.entry(graph.name, (), program.threads, min_ctas=1)
+  ctx = EmitContext(graph, program.layouts, program.offsets, program.target, entry, smem, Facts(graph), program.threads)
+  roots = list(dict.fromkeys(graph.invars))
+  entry.params = tuple(Param(f"arg{i}", "u64") for i in range(len(roots)))
+  _pointers(ctx, entry, roots)
+  ctx.prologue()
+  if program.offsets:
+    ctx.smem_base()
+  head = len(entry.body)
+  init_barriers(ctx)
+  ctx.block(graph.body)
+  ctx.b(isa.RET)
+  _take_map_addresses(ctx, entry, head)
+  return Emitted(module, len(roots), tuple(ctx.maps.maps))
+
+
+def _pointers(ctx: EmitContext, entry: Entry, roots: list) -> None:
+  """Arguments as global addresses; only those that code reads survive ptxas."""
+  for i, var in enumerate(roots):
+    assert isinstance(var.type, RefType)
+    generic = ctx.b.new(isa.LD_PARAM, ctx.b.addr(entry.param(f"arg{i}")), type="u64")
+    ctx.bind_pointer(var, ctx.b.new(isa.CVTA_TO, generic, space="global"))
+
+
+def _take_map_addresses(ctx: EmitContext, entry: Entry, head: int) -> None:
+  """Generic addresses of the tensor maps, prefetched by one thread, placed where they dominate every use."""
+  maps = ctx.maps.maps
+  entry.params = (*entry.params, *(Param(f"map{i}", "tensormap") for i in range(len(maps))))
+  body, entry.body = entry.body, []
+  b = ctx.b
+  for i, m in enumerate(maps):
+    address = ctx.maps.addresses[m]
+    raw = b.new(isa.MOV_SYMBOL, entry.param(f"map{i}"), type="u64")
+    b(isa.CVTA, address, raw, space="param")
+  if maps:
+    skip = b.label("prefetched")
+    b(isa.BRA, skip, pred=b.new(isa.SETP, ctx.tid(), 0, cmp="ne", type="s32"))
+    for m in maps:
+      b(isa.PREFETCH_TENSORMAP, b.addr(ctx.maps.addresses[m]))
+    b.place(skip)
+  entry.body = body[:head] + entry.body + body[head:]

@@ -1,0 +1,198 @@
+"""Addresses and bounds of a tile in global memory: 64-bit addresses, a predicate where the tile may overhang."""
+from __future__ import annotations
+
+import numpy as np
+
+from tiletrace.core.graph import RefOperand
+from tiletrace.core.types import Dyn
+from tiletrace.lowering.emit import addressing
+from tiletrace.lowering.emit.context import EmitContext
+from tiletrace.lowering.emit.tensor_maps import row_major_strides
+from tiletrace.lowering.emit.values import Operand
+from tiletrace.lowering.layouts.relation import Layout
+from tiletrace.lowering.ptx import isa
+from tiletrace.lowering.ptx.registers import Addr, Reg
+
+_IMMEDIATE = 2**23  # bytes: keeps base + immediate well inside PTX's signed 32-bit offset
+
+
+class GlobalAccess:
+  """One load or store of a tile by the threads of the scope.
+
+  Args:
+    ref: the global view.
+    guard: root dimensions whose bounds must be checked at run time.
+    layout: the fragment's layout; None for a scalar.
+    storing: only one of the threads that hold copies of an element may act.
+  """
+
+  def __init__(self, ctx: EmitContext, ref: RefOperand, guard: tuple[int, ...], layout: Layout | None, *,
+               storing: bool = False):
+    self.ctx, self.ref, self.guard = ctx, ref, guard
+    threads = ctx.scope.threads
+    self.table = (addressing.coordinates(layout, threads) if layout is not None
+                  else np.zeros((threads, 1, 0), np.int64))
+    self.count = self.table.shape[1]
+    self.dims = ref.view.dims
+    self.steps = np.asarray(row_major_strides(ref.type.shape), np.int64) * ref.type.dtype.itemsize
+    self._predicates: dict[tuple, Reg | None] = {}
+    self._index: dict[int, tuple[Operand, np.ndarray]] = {}
+    overhang = layout is not None and layout.valid != layout.shape
+    self.may_overhang = bool(guard) or overhang
+    self._static_valid = ref.view.static_shape if overhang else None
+    self._single = self._one_copy(layout) if storing else None
+    self._address()
+
+  def _start(self, d: int) -> Operand:
+    start = self.dims[d].start
+    return self.ctx.scalar(self.ref.dyn[start.index]) if isinstance(start, Dyn) else start
+
+  def _kept(self) -> list[tuple[int, int]]:
+    """(root dimension, the view's dimension) of every dimension that is kept."""
+    return [(p, i) for i, p in enumerate(self.ref.view.perm)]
+
+  def _address(self) -> None:
+    """pointer + uniform start + the thread's part; registers differ by an immediate."""
+    b = self.ctx.b
+    address = self.ctx.pointer(self.ref.root)
+    constant = 0
+    for d, step in enumerate(self.steps.tolist()):
+      start = self._start(d)
+      if isinstance(start, Reg):
+        address = self._plus(address, start, step)
+      else:
+        constant += int(start) * step
+    scale = np.asarray([self.dims[p].stride * self.steps[p] for p, _ in self._kept()], np.int64)
+    columns = [i for _, i in self._kept()]
+    flat = (self.table[..., columns].astype(np.int64) * scale).sum(-1) if columns else np.zeros(self.table.shape[:2], np.int64)
+    base, self.delta = addressing.split_sum(flat)
+    for part in self._thread_parts(base, columns, scale):
+      address = self._plus(address, *part)
+    constant += int(base[0])
+    self.address = b.new(isa.ADD, address, constant, type="s64") if constant else address
+    self._far: dict[int, Reg] = {0: self.address}
+
+  def _thread_parts(self, base: np.ndarray, columns: list[int], scale: np.ndarray) -> list[tuple[Operand, int]]:
+    """(32-bit index, bytes) whose products sum to base - base[0]: one product where 32 bits hold it."""
+    rest = base - base[0]
+    if not rest.any():
+      return []
+    if np.abs(rest).max() < 2**31:
+      return [(addressing.thread_sum(self.ctx, rest), 1)]
+    parts = []
+    for c, s in zip(columns, scale.tolist(), strict=True):
+      per_dim, _ = addressing.split_sum(self.table[..., c])
+      if (per_dim != per_dim[0]).any():
+        parts.append((addressing.thread_sum(self.ctx, per_dim - per_dim[0]), s))
+    return parts
+
+  def _plus(self, address: Reg, x: Operand, step: int) -> Reg:
+    """address + x * step, where x is a signed 32-bit register and step may be wider."""
+    b = self.ctx.b
+    if -(2**31) <= step < 2**31:
+      return b.new(isa.MAD_WIDE, x, step, address, type="s32")
+    wide = b.new(isa.CVT, x, to="s64", source="s32")
+    return b.new(isa.MAD_LO, wide, step, address, type="s64")
+
+  def groups(self, vec: int) -> tuple[int, list[list[int]]]:
+    """(bytes, registers) of each access of `vec` elements, consecutive in memory."""
+    item = self.ref.type.dtype.itemsize
+    order = np.argsort(self.delta, kind="stable").reshape(-1, vec)
+    steps = self.delta[order] - self.delta[order][:, :1]
+    assert (steps == np.arange(vec) * item).all(), "the selection chose a wider access than the registers allow"
+    return vec * item, order[np.argsort(order.min(1), kind="stable")].tolist()
+
+  def at(self, reg: int, *, bounds_only: bool = False) -> tuple[Addr, Reg | None]:
+    """The address of a register's element, and the predicate under which it is accessed (None: always).
+
+    With `bounds_only` the predicate says no more than that the element lies inside the array and its views.
+    """
+    delta = int(self.delta[reg])
+    near = delta % _IMMEDIATE
+    far = delta - near
+    if far not in self._far:
+      self._far[far] = self.ctx.b.new(isa.ADD, self.address, far, type="s64")
+    if not bounds_only:
+      return self.ctx.b.addr(self._far[far], near), self.both(self._bounds(reg), self.in_view(reg))
+    return self.ctx.b.addr(self._far[far], near), self._bounds(reg)
+
+  def in_view(self, reg: int) -> Reg | None:
+    """Whether this thread owns the register's element: it is no copy, and no padding of the fragment."""
+    found = self._single
+    if self._static_valid is not None:
+      for i, extent in enumerate(self._static_valid):
+        found = self.both(found, self._within_view(i, extent, reg))
+    return found
+
+  # ---- predicates
+
+  def both(self, p: Reg | None, q: Operand | None) -> Reg | None:
+    """p and q; None and true literals say nothing."""
+    if q is None or (not isinstance(q, Reg) and q):
+      return p
+    if not isinstance(q, Reg):
+      q = self.ctx.b.new(isa.MOV_PRED, 0)
+    return q if p is None else self.ctx.b.new(isa.AND, p, q, type="pred")
+
+  def _bounds(self, reg: int) -> Reg | None:
+    found = None
+    for d in self.guard:
+      found = self.both(found, self._inside(d, reg))
+    return found
+
+  def _one_copy(self, layout: Layout | None) -> Reg | None:
+    """Thread bits that change no element must be zero."""
+    b = self.ctx.b
+    if self.ctx.scope.elected:
+      return None
+    mask = addressing.replicated_bits(self.table) if layout is not None else self.ctx.scope.threads - 1
+    if layout is None and self.ctx.scope.threads & mask:
+      return b.new(isa.SETP, self.ctx.local_tid(), 0, cmp="eq", type="s32")
+    if not mask:
+      return None
+    return b.new(isa.SETP, b.new(isa.AND, self.ctx.local_tid(), mask, type="b32"), 0, cmp="eq", type="s32")
+
+  def _root_index(self, d: int) -> tuple[Operand, np.ndarray]:
+    """(register or literal, per-register part) of the root index along dimension d."""
+    if d not in self._index:
+      start, stride = self._start(d), self.dims[d].stride
+      if self.dims[d].squeezed:
+        self._index[d] = start, np.zeros(self.count, np.int64)
+      else:
+        i = self.ref.view.perm.index(d)
+        base, delta = addressing.split_sum(self.table[..., i].astype(np.int64) * stride)
+        x = addressing.thread_sum(self.ctx, base)
+        if isinstance(x, Reg) or isinstance(start, Reg):
+          x = start if x == 0 else x if start == 0 else self.ctx.b.new(isa.ADD, x, start, type="s32")
+        else:
+          x = int(x) + int(start)
+        self._index[d] = x, delta
+    return self._index[d]
+
+  def _inside(self, d: int, reg: int) -> Operand | None:
+    """0 <= index < extent, and within every edge of the enclosing views."""
+    b = self.ctx.b
+    x, delta = self._root_index(d)
+    step = int(delta[reg])
+    key = ("in", d, step)
+    if key not in self._predicates:
+      index = b.new(isa.ADD, x, step, type="s32") if step or not isinstance(x, Reg) else x
+      p = b.new(isa.SETP, index, self.ref.type.shape[d], cmp="lt", type="u32")  # unsigned: negative fails too
+      for lo, hi in self.dims[d].edges:
+        for edge, cmp in ((lo, "ge"), (hi, "lt")):
+          bound = self.ctx.scalar(self.ref.dyn[edge.index]) if isinstance(edge, Dyn) else edge
+          p = b.new(isa.AND, p, b.new(isa.SETP, index, bound, cmp=cmp, type="s32"), type="pred")
+      self._predicates[key] = p
+    return self._predicates[key]
+
+  def _within_view(self, i: int, extent: int, reg: int) -> Operand | None:
+    """A fragment padded beyond the view: only elements of the view are accessed."""
+    values = self.table[:, reg, i]
+    if (values < extent).all():
+      return None
+    key = ("view", i, int(values[0]))
+    if key not in self._predicates:
+      x = addressing.thread_sum(self.ctx, values.astype(np.int64))
+      self._predicates[key] = self.ctx.b.new(isa.SETP, extent, x, cmp="gt", type="s32") if isinstance(x, Reg) else (
+          self.ctx.b.new(isa.MOV_PRED, int(x < extent)))
+    return self._predicates[key]

@@ -1,0 +1,320 @@
+"""Loads and stores of tile values: fragments (registers), shared memory, global memory."""
+from __future__ import annotations
+
+import numpy as np
+
+from tiletrace.core import dtypes
+from tiletrace.core.graph import Atom, Eqn, RefOperand, Var
+from tiletrace.core.ops import memory as ops
+from tiletrace.core.types import Space
+from tiletrace.lowering.emit import addressing
+from tiletrace.lowering.emit.context import EmitContext, emit_rules
+from tiletrace.lowering.emit.global_access import GlobalAccess
+from tiletrace.lowering.emit.values import Elements, Operand, allocate, materialise, move, spread, take
+from tiletrace.lowering.layouts.relation import Layout
+from tiletrace.lowering.ptx import isa
+from tiletrace.lowering.ptx.registers import Reg
+from tiletrace.lowering.shared_views import SharedPlace, shared_place
+
+_PACKED = (dtypes.f16, dtypes.bf16)
+
+
+@emit_rules.register(ops.alloc_p)
+def _alloc(ctx: EmitContext, eqn: Eqn) -> None:
+  """A fragment gets its registers; a shared buffer was placed by the scheduler."""
+  if eqn.params["space"] is Space.FRAGMENT:
+    ctx.fresh(eqn.outvars[0], eqn)
+
+
+@emit_rules.register(ops.load_p)
+def _load(ctx: EmitContext, eqn: Eqn) -> None:
+  ref, out = eqn.refs[0], eqn.outvars[0]
+  if ref.type.space is Space.FRAGMENT:
+    elements = _fragment_part(ctx, ref, out)
+    if eqn in ctx.copied_loads:
+      copy = allocate(ctx.b, elements.dtype, elements.count, eqn.loc)
+      move(ctx.b, copy, elements)
+      elements = copy
+    ctx.bind(out, elements)
+  elif ref.type.space is Space.SHARED:
+    _load_shared(ctx, eqn)
+  else:
+    _load_global(ctx, eqn)
+
+
+@emit_rules.register(ops.store_p)
+def _store(ctx: EmitContext, eqn: Eqn) -> None:
+  ref = eqn.refs[0]
+  if ref.type.space is Space.FRAGMENT:
+    target = _fragment_part(ctx, ref, None)
+    value, *mask = eqn.values
+    assert not mask, "a masked store to a fragment is a select, made before"
+    move(ctx.b, target, ctx.read(value))
+  elif ref.type.space is Space.SHARED:
+    _store_shared(ctx, eqn)
+  else:
+    _store_global(ctx, eqn)
+
+
+# ---- fragments
+
+
+def _fragment_part(ctx: EmitContext, ref: RefOperand, out: Var | None) -> Elements:
+  """The registers of a static view of a fragment."""
+  whole = ctx.read(ref.root)
+  if ref.view.is_whole:
+    return whole
+  src = addressing.coordinates(ctx.layouts[ref.root], ctx.scope.threads)
+  assert out is not None, "stores to a part of a fragment are refused by the selection"
+  wanted = view_coordinates(ref, addressing.coordinates(ctx.layouts[out], ctx.scope.threads))
+  return take(ctx.b, whole, addressing.register_map(src, wanted, ref.type.shape))
+
+
+def view_coordinates(ref: RefOperand, table: np.ndarray) -> np.ndarray:
+  """Root indices of a view's elements [..., view rank], for views whose starts are static."""
+  out = np.zeros((*table.shape[:-1], len(ref.view.dims)), table.dtype)
+  for d, dim in enumerate(ref.view.dims):
+    start = dim.start if isinstance(dim.start, int) else 0
+    out[..., d] = start
+  for i, p in enumerate(ref.view.perm):
+    out[..., p] += table[..., i] * ref.view.dims[p].stride
+  return out
+
+
+# ---- shared memory
+
+
+def place_of(ctx: EmitContext, ref: RefOperand) -> SharedPlace:
+  place = shared_place(ref, ctx.layouts[ref.root], ctx.facts)
+  assert isinstance(place, SharedPlace), place
+  return place
+
+
+def shared_start(ctx: EmitContext, ref: RefOperand, place: SharedPlace) -> tuple[Reg, int]:
+  """(base register with the dynamic part of the start, byte offset with the static part)."""
+  base, offset = ctx.smem_address(ref.root)
+  item = ref.type.dtype.itemsize
+  for atom, stride in place.dynamic:
+    x = ctx.scalar(atom)
+    if isinstance(x, Reg):
+      base = ctx.b.new(isa.MAD_LO, x, stride * item, base, type="s32")
+    else:
+      offset += int(x) * stride * item
+  return base, offset + place.base * item
+
+
+def _byte_table(ctx: EmitContext, place: SharedPlace, layout: Layout, itemsize: int) -> np.ndarray:
+  """Byte offset of each (thread, register) of a fragment in a shared view."""
+  table = addressing.coordinates(layout, ctx.scope.threads)
+  index = [table[..., d] for d in range(table.shape[-1])]
+  extents = tuple(max(a, b) for a, b in zip(place.layout.shape, layout.shape, strict=True))
+  offsets = place.layout.coordinates("off", index, extents)
+  return np.broadcast_to(offsets, table.shape[:-1]) * itemsize
+
+
+def _groups(table: np.ndarray, vec_bytes: int, itemsize: int) -> list[list[int]] | None:
+  """Registers grouped into accesses of `vec_bytes` consecutive, aligned bytes in every thread; None if they do not."""
+  n = vec_bytes // itemsize
+  order = np.argsort(table[0], kind="stable")
+  if len(order) % n:
+    return None
+  groups = order.reshape(-1, n)
+  grouped = table[:, groups]
+  first = grouped[..., :1]
+  if (first % vec_bytes).any() or (grouped != first + np.arange(n) * itemsize).any():
+    return None
+  return groups[np.argsort(groups.min(1), kind="stable")].tolist()
+
+
+def widest_groups(table: np.ndarray, itemsize: int) -> tuple[int, list[list[int]]]:
+  """(bytes, groups) of the widest access that the registers of every thread allow, at most 16 bytes."""
+  for vec_bytes in (16, 8, 4, 2, 1):
+    if vec_bytes >= itemsize:
+      groups = _groups(table, vec_bytes, itemsize)
+      if groups is not None:
+        return vec_bytes, groups
+  raise AssertionError("a single element is always aligned")
+
+
+def _load_shared(ctx: EmitContext, eqn: Eqn) -> None:
+  ref, out = eqn.refs[0], eqn.outvars[0]
+  item = ref.type.dtype.itemsize
+  place = place_of(ctx, ref)
+  base, offset = shared_start(ctx, ref, place)
+  table = _scalar_table(place, item) if not out.type.shape else _byte_table(ctx, place, ctx.layouts[out], item)
+  vec_bytes, groups = widest_groups(table, item)
+  first = [g[0] for g in groups]
+  where = addressing.shared_addresses(ctx, table[:, first], base, offset).addresses
+  ctx.bind(out, collect(ctx, ref.type.dtype, table.shape[1], groups, vec_bytes, lambda i, regs, kind: ctx.b(
+      isa.LD_SHARED, regs, ctx.b.addr(*where[i]), **kind), eqn))
+
+
+def _scalar_table(place: SharedPlace, item: int) -> np.ndarray:
+  return np.full((1, 1), place.layout.offset_of(()) * item if place.layout.rank == 0 else 0)
+
+
+def collect(ctx: EmitContext, dtype: np.dtype, count: int, groups: list[list[int]], vec_bytes: int, access, eqn: Eqn,  # noqa: ANN001
+            fill: Operand | None = None) -> Elements:
+  """Loads every group through `access(i, destination registers, type modifiers)` and puts the elements in order."""
+  b = ctx.b
+  if dtype == dtypes.bool_:
+    flags: list[Operand] = [0] * count
+    for i, (r,) in enumerate(groups):
+      byte = b.new(isa.MOV, int(fill or 0), type="b32") if fill is not None else b.reg("b32")
+      access(i, byte, {"type": "u8"})
+      flags[r] = b.new(isa.SETP, byte, 0, cmp="ne", type="s32")
+    return Elements(dtype, count, tuple(flags))
+  words: list[Operand] = []
+  order: list[int] = []
+  cls = "f32" if dtype == dtypes.f32 else "b32"
+  for i, group in enumerate(groups):
+    order += group
+    if vec_bytes == 2:
+      half = b.reg("b16")
+      if fill is not None:
+        b(isa.MOV, half, int(np.asarray(fill, dtype).view(np.uint16)), type="b16")
+      access(i, half, {"type": "b16"})
+      words.append(half)
+      continue
+    regs = b.regs(cls, vec_bytes // 4)
+    if fill is not None:
+      for r in regs:
+        b(isa.MOV, r, _fill_word(dtype, fill), type=cls)
+    vec = {4: "", 8: "v2", 16: "v4"}[vec_bytes]
+    access(i, regs if vec else regs[0], {"type": cls, "vec": vec})
+    words += regs
+  if vec_bytes == 2:
+    pairs = [*words, *([words[-1]] if len(words) % 2 else [])]
+    words = [b.new(isa.PACK, pairs[i:i + 2], type="b32") for i in range(0, len(pairs), 2)]
+  loaded = Elements(dtype, count, tuple(words))
+  inverse = np.argsort(order, kind="stable").tolist()
+  return loaded if inverse == list(range(count)) else take(b, loaded, inverse)
+
+
+def _fill_word(dtype: np.dtype, fill: Operand) -> Operand:
+  if dtype == dtypes.f32:
+    return float(fill)  # type: ignore[arg-type]
+  if dtype in _PACKED:
+    half = int(np.asarray(fill, dtype).view(np.uint16))
+    return half | half << 16
+  return int(fill)  # type: ignore[arg-type]
+
+
+def scatter(ctx: EmitContext, value: Elements, groups: list[list[int]], vec_bytes: int, access) -> None:  # noqa: ANN001
+  """Stores every group through `access(i, source registers, type modifiers)`."""
+  b, dtype = ctx.b, value.dtype
+  value = materialise(b, value)
+  if dtype == dtypes.bool_:
+    for i, (r,) in enumerate(groups):
+      access(i, b.new(isa.SELP, 1, 0, value.regs[r], type="b32"), {"type": "b8"})
+    return
+  ordered = take(b, value, [r for g in groups for r in g])
+  cls = "f32" if dtype == dtypes.f32 else "b32"
+  if vec_bytes == 2:
+    halves = [h for r in ordered.regs for h in b.new(isa.UNPACK, r, type="b32")][:ordered.count]
+    for i, half in enumerate(halves):
+      access(i, half, {"type": "b16"})
+    return
+  words, vec = vec_bytes // 4, {4: "", 8: "v2", 16: "v4"}[vec_bytes]
+  for i in range(len(groups)):
+    regs = list(ordered.regs[i * words:(i + 1) * words])
+    access(i, regs if vec else regs[0], {"type": cls, "vec": vec})
+
+
+def stored_value(ctx: EmitContext, value: Atom, count: int) -> Elements:
+  x = ctx.read(value)
+  return spread(ctx.b, x, count) if x.count == 1 and count != 1 else x
+
+
+def _store_shared(ctx: EmitContext, eqn: Eqn) -> None:
+  ref = eqn.refs[0]
+  value, *mask = eqn.values
+  assert not mask, "masked stores to shared memory are refused by the selection"
+  item = ref.type.dtype.itemsize
+  place = place_of(ctx, ref)
+  base, offset = shared_start(ctx, ref, place)
+  layout = ctx.value_layout(eqn, value)
+  table = _scalar_table(place, item) if not ref.view.perm else _byte_table(ctx, place, layout, item)
+  elements = stored_value(ctx, value, table.shape[1])
+  if eqn.params["dispatch"] == "stmatrix":
+    _stmatrix(ctx, table, elements, base, offset)
+    return
+  vec_bytes, groups = widest_groups(table, item)
+  where = addressing.shared_addresses(ctx, table[:, [g[0] for g in groups]], base, offset).addresses
+  scatter(ctx, elements, groups, vec_bytes, lambda i, regs, kind: ctx.b(
+      isa.ST_SHARED, ctx.b.addr(*where[i]), regs, **kind))
+
+
+def stmatrix_rows(table: np.ndarray) -> np.ndarray | None:
+  """Row addresses for stmatrix.x4 of 16-bit elements: [threads, groups], or None where the fragment does not match.
+
+  Lane l of a warp holds elements 2(l % 4) and 2(l % 4) + 1 of row l / 4 of each 8x8 matrix, and names row l % 8 of
+  matrix l / 8 (PTX ISA, stmatrix).
+  """
+  threads, regs = table.shape
+  if regs % 8 or threads % 32:
+    return None
+  t = table.reshape(threads // 32, 32, regs // 2, 2)
+  lane = np.arange(32)
+  rows = t[:, lane // 4 * 4, :, 0]  # the lane that holds the row's first element
+  same = (t[..., 1] == t[..., 0] + 2).all() and (t[..., 0] == rows + (lane % 4 * 4)[None, :, None]).all()
+  if not same or (rows % 16).any():
+    return None
+  groups = regs // 8
+  out = np.empty((threads // 32, 32, groups), table.dtype)
+  for l in range(32):
+    matrix, row = divmod(l, 8)
+    out[:, l] = t[:, row * 4, matrix::4, 0]
+  return out.reshape(threads, groups)
+
+
+def _stmatrix(ctx: EmitContext, table: np.ndarray, elements: Elements, base: Reg, offset: int) -> None:
+  rows = stmatrix_rows(table)
+  assert rows is not None, "the selection chose stmatrix"
+  where = addressing.shared_addresses(ctx, rows, base, offset).addresses
+  for g, at in enumerate(where):
+    ctx.b(isa.STMATRIX, ctx.b.addr(*at), list(elements.regs[4 * g:4 * g + 4]), num="x4")
+
+
+# ---- global memory
+
+
+def _load_global(ctx: EmitContext, eqn: Eqn) -> None:
+  ref, out = eqn.refs[0], eqn.outvars[0]
+  access = GlobalAccess(ctx, ref, eqn.params["guard"], ctx.layouts.get(out))
+  vec_bytes, groups = access.groups(eqn.params["vec"])
+  mask = ctx.read(eqn.values[0]) if eqn.values else None
+  guarded = mask is not None or access.may_overhang
+  fill = eqn.params["fill_value"] if guarded else None
+
+  def load(i: int, regs, kind) -> None:  # noqa: ANN001
+    address, pred = access.at(groups[i][0])
+    pred = access.both(pred, _mask_of(mask, groups[i]))
+    ctx.b(isa.LD_GLOBAL, regs, address, pred=pred, **kind)
+
+  ctx.bind(out, collect(ctx, ref.type.dtype, access.count, groups, vec_bytes, load, eqn, fill))
+
+
+def _store_global(ctx: EmitContext, eqn: Eqn) -> None:
+  ref = eqn.refs[0]
+  value, *masks = eqn.values
+  access = GlobalAccess(ctx, ref, eqn.params["guard"], ctx.value_layout(eqn, value), storing=True)
+  vec_bytes, groups = access.groups(eqn.params["vec"])
+  mask = ctx.read(masks[0]) if masks else None
+
+  def store(i: int, regs, kind) -> None:  # noqa: ANN001
+    address, pred = access.at(groups[i][0])
+    pred = access.both(pred, _mask_of(mask, groups[i]))
+    ctx.b(isa.ST_GLOBAL, address, regs, pred=pred, **kind)
+
+  scatter(ctx, stored_value(ctx, value, access.count), groups, vec_bytes, store)
+
+
+def _mask_of(mask: Elements | None, group: list[int]) -> Operand | None:
+  if mask is None:
+    return None
+  if mask.count == 1:
+    return mask.regs[0]
+  assert len(group) == 1, "a masked access is made element by element"
+  return mask.regs[group[0]]
+

@@ -1,0 +1,79 @@
+"""Shape ops: registers change their names; nothing moves between threads (that is a relayout)."""
+from __future__ import annotations
+
+import numpy as np
+
+from tiletrace.core.errors import LoweringError
+from tiletrace.core.graph import Eqn, Var
+from tiletrace.core.ops import shape as ops
+from tiletrace.lowering.emit import addressing
+from tiletrace.lowering.emit.context import EmitContext, emit_rules
+from tiletrace.lowering.emit.values import Elements, spread, take
+from tiletrace.lowering.ptx import isa
+from tiletrace.lowering.ptx.registers import Reg
+
+
+def _table(ctx: EmitContext, var: Var) -> np.ndarray:
+  if var.type.shape == ():
+    return np.zeros((ctx.scope.threads, 1, 0), np.int64)
+  return addressing.coordinates(ctx.layouts[var], ctx.scope.threads)
+
+
+def _rename(ctx: EmitContext, eqn: Eqn, wanted: np.ndarray) -> None:
+  """The result's registers are the operand's that hold the elements `wanted` [threads, registers, operand rank]."""
+  source = eqn.values[0]
+  x = ctx.read(source)
+  if x.count == 1 and source.type.shape == ():
+    ctx.bind(eqn.outvars[0], spread(ctx.b, x, wanted.shape[1]))
+    return
+  assert isinstance(source, Var)
+  index = addressing.register_map(_table(ctx, source), wanted, source.type.shape)
+  ctx.bind(eqn.outvars[0], take(ctx.b, x, index))
+
+
+@emit_rules.register(ops.broadcast_in_dim_p)
+def _broadcast(ctx: EmitContext, eqn: Eqn) -> None:
+  out = _table(ctx, eqn.outvars[0])
+  dims, shape = eqn.params["broadcast_dimensions"], eqn.values[0].type.shape
+  wanted = out[..., list(dims)] if dims else out[..., :0]
+  _rename(ctx, eqn, np.where(np.asarray(shape) == 1, 0, wanted) if dims else wanted)
+
+
+@emit_rules.register(ops.slice_p)
+def _slice(ctx: EmitContext, eqn: Eqn) -> None:
+  out = _table(ctx, eqn.outvars[0])
+  start, strides = eqn.params["start"], eqn.params["strides"] or (1,) * out.shape[-1]
+  _rename(ctx, eqn, out * np.asarray(strides) + np.asarray(start))
+
+
+@emit_rules.register(ops.transpose_p)
+def _transpose(ctx: EmitContext, eqn: Eqn) -> None:
+  out = _table(ctx, eqn.outvars[0])
+  inverse = np.argsort(eqn.params["permutation"])
+  _rename(ctx, eqn, out[..., inverse])
+
+
+@emit_rules.register(ops.reshape_p)
+def _reshape(ctx: EmitContext, eqn: Eqn) -> None:
+  out = _table(ctx, eqn.outvars[0])
+  shape, source = eqn.outvars[0].type.shape, eqn.values[0].type.shape
+  flat = np.zeros(out.shape[:-1], np.int64)
+  for d, n in enumerate(shape):
+    flat = flat * n + np.minimum(out[..., d], n - 1)
+  wanted = np.stack(np.unravel_index(flat, source), -1) if source else out[..., :0]
+  _rename(ctx, eqn, wanted)
+
+
+@emit_rules.register(ops.iota_p)
+def _iota(ctx: EmitContext, eqn: Eqn) -> None:
+  base, delta = addressing.split_sum(_table(ctx, eqn.outvars[0])[..., eqn.params["dimension"]].astype(np.int64))
+  x = addressing.thread_sum(ctx, base)
+  regs = tuple((ctx.b.new(isa.ADD, x, int(d), type="s32") if d else x) if isinstance(x, Reg) else int(x) + int(d)
+               for d in delta)
+  ctx.bind(eqn.outvars[0], Elements(eqn.outvars[0].type.dtype, len(regs), regs))
+
+
+@emit_rules.register(ops.concatenate_p)
+def _concatenate(ctx: EmitContext, eqn: Eqn) -> None:
+  raise LoweringError("concatenate of tile values has no register form yet", loc=eqn.loc,
+                      hint="store the parts into one shared buffer and load it")

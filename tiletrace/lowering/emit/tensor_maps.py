@@ -1,0 +1,48 @@
+"""The tensor maps of a kernel, as it needs them, and their kernel parameters."""
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from tiletrace.core.graph import TileGraph, Var
+from tiletrace.core.types import RefType
+from tiletrace.lowering.ptx.registers import Reg
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TensorMap:
+  """A TMA descriptor without its address: one argument, a box and a swizzle. Dimensions are innermost first.
+
+  Attributes:
+    argument: index among the graph's distinct references.
+    dims, box: elements. strides: bytes, of all dimensions but the innermost.
+    swizzle: span in bytes, 0, 32, 64 or 128.
+  """
+  argument: int
+  dtype: str
+  dims: tuple[int, ...]
+  strides: tuple[int, ...]
+  box: tuple[int, ...]
+  swizzle: int
+
+
+def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+  """Elements between neighbours along each dimension."""
+  return tuple(math.prod(shape[d + 1:]) for d in range(len(shape)))
+
+
+class TensorMaps:
+  """Collects the distinct tensor maps; `parameters[i]` is the register that holds map i's generic address."""
+
+  def __init__(self, graph: TileGraph):
+    self._argument = {v: i for i, v in enumerate(dict.fromkeys(graph.invars))}
+    self.maps: list[TensorMap] = []
+    self.addresses: dict[TensorMap, Reg] = {}
+
+  def make(self, root: Var, box: tuple[int, ...], swizzle: int) -> TensorMap:
+    """The map of `root` with a box given in the root's dimension order."""
+    assert isinstance(root.type, RefType)
+    shape, item = root.type.shape, root.type.dtype.itemsize
+    strides = row_major_strides(shape)
+    return TensorMap(self._argument[root], root.type.dtype.name, shape[::-1],
+                     tuple(s * item for s in strides[-2::-1]) if len(shape) > 1 else (), box[::-1], swizzle)

@@ -1,0 +1,21 @@
+"""Options of a compilation: part of its cache key."""
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CompileOptions:
+  """How to lower a kernel; `tile_call(options=...)` and `lower(options=...)` take one.
+
+  Attributes:
+    force: (op, variant) pairs; that op must use that variant, or lowering fails with the reason it declines.
+    allow_spills: accept a kernel whose registers spill to local memory.
+    allow_serialized_wgmma: accept ptxas' C75xx warnings (wgmma serialised: correct, slow).
+  """
+  force: tuple[tuple[str, str], ...] = ()
+  allow_spills: bool = False
+  allow_serialized_wgmma: bool = False
+
+  def forced(self, op: str) -> str | None:
+    return dict(self.force).get(op)

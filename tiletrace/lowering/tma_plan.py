@@ -1,0 +1,95 @@
+"""How TMA moves one view between global and shared memory, or why it cannot."""
+from __future__ import annotations
+
+import dataclasses
+
+from tiletrace.core.graph import RefOperand
+from tiletrace.lowering.facts import Facts
+from tiletrace.lowering.layouts.relation import Layout
+from tiletrace.lowering.layouts.shared import recognise_swizzle
+from tiletrace.lowering.layouts.tma import ALIGNMENT, MAX_BOX, tma_boxes, tma_refusal
+from tiletrace.lowering.shared_views import SharedPlace, shared_place
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TmaPart:
+  """One instruction: `offset` is added to the view's start, per root dimension."""
+  offset: tuple[int, ...]
+  smem_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TmaPlan:
+  """`box` is per root dimension, in the root's order; every part moves one."""
+  box: tuple[int, ...]
+  parts: tuple[TmaPart, ...]
+
+
+def global_refusal(ref: RefOperand) -> str | None:
+  """What TMA asks of the global side (CUDA driver API, cuTensorMapEncodeTiled), independent of layouts."""
+  shape, item = ref.type.shape, ref.type.dtype.itemsize
+  if not 1 <= len(shape) <= 5:
+    return f"the array has rank {len(shape)}, a tensor map 1 to 5"
+  if any(n == 0 for n in shape):
+    return "the array is empty"
+  stride = item
+  for d in range(len(shape) - 1, 0, -1):
+    stride *= shape[d]
+    if stride % 16:
+      return f"rows of dimension {d - 1} are {stride} bytes apart, not a multiple of 16"
+    if stride >= 2**40:
+      return f"rows of dimension {d - 1} are {stride} bytes apart, 2**40 or more"
+  if any(n > 2**31 - 1 for n in shape):
+    return "an extent exceeds 2**31 - 1"
+  if any(dim.stride != 1 for dim in ref.view.dims):
+    return "the view has strides"
+  if any(dim.edges for dim in ref.view.dims):
+    return "the view ends before the array, where a tensor map cannot clip"
+  if ref.view.dims[-1].squeezed:
+    return "the contiguous dimension is indexed by an element"
+  return None
+
+
+def tma_plan(outside: RefOperand, inside: RefOperand, layout: Layout, facts: Facts) -> TmaPlan | str:
+  """The boxes for a copy between a global view and a shared view of the same shape."""
+  reason = global_refusal(outside)
+  if reason is not None:
+    return reason
+  place = shared_place(inside, layout, facts)
+  if isinstance(place, str):
+    return place
+  bits = inside.type.dtype.itemsize * 8
+  order = sorted(range(len(outside.view.perm)), key=lambda i: -outside.view.perm[i])
+  reason = tma_refusal(place.layout, bits, order)
+  if reason is not None:
+    return reason
+  found = recognise_swizzle(place.layout, bits)
+  assert found is not None
+  if place.base * bits // 8 % ALIGNMENT[found[0]]:
+    return f"the view starts {place.base * bits // 8} bytes into the buffer, inside the swizzle's period"
+  return _clip(outside, place, order, bits)
+
+
+def _clip(outside: RefOperand, place: SharedPlace, order: list[int], bits: int) -> TmaPlan | str:
+  """The tile's boxes, cut to the view: a block of a tile is whole boxes, or fewer rows of each box."""
+  box_shape, parts = None, []
+  for box in tma_boxes(place.layout, bits, order):
+    size = tuple(min(b, n - o) for b, n, o in zip(box.box_shape, place.shape, box.offset, strict=True))
+    if min(size, default=1) <= 0:
+      continue
+    if box_shape is not None and size != box_shape:
+      return f"the block {list(place.shape)} cuts the boxes to different shapes"
+    box_shape = size
+    shorter = [i for i in range(len(size)) if size[i] < box.box_shape[i]]
+    if any(order.index(i) < order.index(j) for i in shorter for j in range(len(size)) if box.box_shape[j] > 1 and j != i):
+      return f"the block {list(place.shape)} leaves gaps inside a box"
+    offset = [0] * len(outside.view.dims)
+    for i, p in enumerate(outside.view.perm):
+      offset[p] = box.offset[i]
+    parts.append(TmaPart(tuple(offset), box.smem_offset * bits // 8))
+  assert box_shape is not None
+  full = [1] * len(outside.view.dims)
+  for i, p in enumerate(outside.view.perm):
+    full[p] = box_shape[i]
+  assert max(full) <= MAX_BOX
+  return TmaPlan(tuple(full), tuple(parts))
