@@ -70,8 +70,7 @@ class AddressMap:
 
   def column(self, axis: str, bit: int) -> int:
     """Offset that one bit of a thread coordinate moves by, XORed and added parts together."""
-    added = sum(o.offset for o in self.thread_outers if (o.axis, o.hw_stride) == (axis, 1 << bit))
-    return self.thread_bits.get((axis, bit), 0) + added
+    return sum(_bit_columns(self, axis, bit))
 
   def vectors(self, vec: int) -> list[tuple[int, ...]]:
     """Registers grouped into accesses of `vec` consecutive elements, each group in the order of its offsets."""
@@ -179,41 +178,80 @@ def wavefronts(amap: AddressMap, vec: int, dtype_bits: int) -> int:
   return (32 >> lanes) << f2.rank(words) - f2.rank(w & 31 for w in words)
 
 
+@dataclass(frozen=True)
+class MatrixPlan:
+  """A fragment's accesses as stmatrix or ldmatrix instructions.
+
+  Attributes:
+    x: matrices an instruction moves: 1, 2 or 4.
+    trans: the `.trans` qualifier.
+    groups: per instruction, per matrix, the registers (elements) of its 32-bit word, lowest first.
+    address: element offset of the row that a lane names, lane = 8*matrix + row; its registers are the instructions.
+      Lanes from 8*x on name rows that the hardware ignores.
+  """
+  x: int
+  trans: bool
+  groups: tuple[tuple[tuple[int, ...], ...], ...]
+  address: AddressMap
+
+  def wavefronts(self, dtype_bits: int) -> int:
+    """Shared-memory cycles of one instruction: for each matrix, the busiest bank over its eight 16-byte rows."""
+    return self.x * wavefronts(self.address, 128 // dtype_bits, dtype_bits) // 4
+
+
 def matrix_x(amap: AddressMap, dtype_bits: int, trans: bool = False) -> int:
-  """Matrices one stmatrix or ldmatrix can move: 4, 2, 1, or 0 where the fragment does not match.
+  """Matrices one stmatrix or ldmatrix can move: 4, 2, 1, or 0 where the fragment does not match."""
+  plan = matrix_plan(amap, dtype_bits, trans)
+  return plan.x if plan else 0
+
+
+def matrix_plan(amap: AddressMap, dtype_bits: int, trans: bool = False) -> MatrixPlan | None:
+  """The instructions that move a fragment, or None where it does not match.
 
   PTX ISA, "ldmatrix": an 8x8 matrix of 16-bit elements is eight 16-byte rows; lane l holds the 32-bit word l % 4 of row
   l / 4 (with `.trans`, which is for 16-bit elements, column l / 4 of rows 2*(l % 4) and the next).
   """
-  if 32 % dtype_bits or (trans and dtype_bits != 16):
-    return 0
+  if dtype_bits not in (8, 16, 32) or (trans and dtype_bits != 16):
+    return None
   unit, row = 32 // dtype_bits, 128 // dtype_bits      # elements of a word, of a 16-byte row
-  inner = [("lane", 0), ("lane", 1)] if not trans else [("lane", 2), ("lane", 3), ("lane", 4)]
-  first = 1 if trans else unit
-  if any(amap.column(a, b) != first << i for i, (a, b) in enumerate(inner)):
-    return 0
-  rest = [c for (k, c) in amap.thread_bits.items() if k not in inner] + [o.offset for o in amap.thread_outers]
-  if any(c % row for c in rest) or any(o % row >= (1 if trans else unit) for o in amap.reg_offsets):
-    return 0
-  return _matrix_groups(amap, unit, trans)
-
-
-def _matrix_groups(amap: AddressMap, unit: int, trans: bool) -> int:
-  """Widest x whose registers are `unit` elements a word, x words an instruction, the same XOR steps in each."""
-  offsets = amap.reg_offsets
-  words = [offsets[i:i + unit] for i in range(0, len(offsets), unit)]
-  if len(offsets) % unit:
-    return 0
-  step = offsets[1] ^ offsets[0] if unit > 1 else 0
-  for w in words:
-    if any(w[i] != (w[0] + i if not trans else w[0] ^ i * step) for i in range(unit)):
-      return 0
-  if trans and not step:
-    return 0
+  inner, outer = ((0, 1), (2, 3, 4)) if not trans else ((2, 3, 4), (0, 1))
+  if any(amap.column("lane", b) != (1 if trans else unit) << i for i, b in enumerate(inner)):
+    return None
+  inside = {("lane", b) for b in inner}
+  others = [c for k, c in amap.thread_bits.items() if k not in inside] + [o.offset for o in amap.thread_outers]
+  low = [o % amap.span for o in amap.reg_offsets]
+  high = [o - l for o, l in zip(amap.reg_offsets, low)]
+  words = [tuple(range(i, i + unit)) for i in range(0, len(low), unit)]
+  steps = {(low[w[-1]] ^ low[w[0]], high[w[-1]] - high[w[0]]) for w in words}
+  if len(low) % unit or any(c % row for c in others) or (unit > 1 and len(steps) != 1):
+    return None
+  if trans:
+    aligned = all(o % row == 0 for o in low)
+  else:
+    aligned = all(low[r] == low[w[0]] + i and high[r] == high[w[0]] for w in words for i, r in enumerate(w))
+    aligned = aligned and all(low[w[0]] % row == 0 for w in words)
+  if not aligned:
+    return None
+  columns = [_bit_columns(amap, "lane", b) for b in outer]
+  columns = [next(iter(steps)), *columns] if trans else columns      # of the three bits of the row
   x = 1
   while x < 4 and len(words) % (2 * x) == 0:
-    moved = {words[i + x][0] ^ words[i][0] for i in range(0, len(words), 2 * x)}
-    if len(moved) > 1:
+    pairs = [(words[i][0], words[i + x][0]) for i in range(0, len(words), 2 * x)]
+    moves = {(low[b] ^ low[a], high[b] - high[a]) for a, b in pairs}
+    if len(moves) > 1:
       break
+    columns.append(moves.pop())
     x *= 2
-  return x
+  groups = tuple(tuple(words[i:i + x]) for i in range(0, len(words), x))
+  bits = {k: c for k, c in amap.thread_bits.items() if k[0] != "lane"}
+  bits.update({("lane", i): c for i, (c, _) in enumerate(columns) if c})
+  outers = [o for o in amap.thread_outers if o.axis != "lane"]
+  outers += [ThreadOuter("lane", 2, 1 << i, c) for i, (_, c) in enumerate(columns) if c]
+  address = AddressMap(tuple(amap.reg_offsets[g[0][0]] for g in groups), bits, tuple(outers), amap.span)
+  return MatrixPlan(x, trans, groups, address)
+
+
+def _bit_columns(amap: AddressMap, axis: str, bit: int) -> tuple[int, int]:
+  """(XOR part, added part) of one bit of a thread coordinate."""
+  added = sum(o.offset for o in amap.thread_outers if (o.axis, o.hw_stride) == (axis, 1 << bit))
+  return amap.thread_bits.get((axis, bit), 0), added

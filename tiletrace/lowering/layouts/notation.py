@@ -108,7 +108,8 @@ class Notation:
         if i.extent > 1:
           if i.stride is None or i.stride.k <= 0:
             raise LayoutError(f"dimension {d}: extent {i.extent} with stride {i.stride or 0} puts several elements on "
-                              "one hardware point", hint="strides are positive; copies of an element are written R[...]")
+                              "one hardware point",
+                              hint="strides are positive; copies of an element are written R[...]")
           outers.append(Outer(i.stride.axis, i.stride.k, i.extent, d, step))
         step *= i.extent
     for i in self.replica:
@@ -263,9 +264,9 @@ def _evaluate(node: ast.expr, text: str):
       return AXIS_OBJECTS[name]
     case ast.Tuple(elts=elts):
       return tuple(go(e) for e in elts)
-    case ast.Subscript(value=ast.Name(id="S" | "R" as letter), slice=ast.Slice(lower=extents, upper=strides, step=None)):
-      if extents is not None and strides is not None:
-        item = slice(go(extents), go(strides))
+    case ast.Subscript(value=ast.Name(id="S" | "R" as letter), slice=ast.Slice(step=None) as cut):
+      if cut.lower is not None and cut.upper is not None:
+        item = slice(go(cut.lower), go(cut.upper))
         return S[item] if letter == "S" else R[item]
     case ast.BinOp(left=left, op=ast.MatMult(), right=right):
       k, axis = go(left), go(right)
