@@ -40,11 +40,6 @@ def _index(code: CodeType, offset: int) -> int:
   return bisect.bisect_right(_decode(code)[1], offset) - 1
 
 
-def opname(frame: FrameType) -> str:
-  code = frame.f_code
-  return _decode(code)[0][_index(code, frame.f_lasti)].opname
-
-
 def target_name(frame: FrameType) -> str | None:
   """The local name that takes the result of the frame's current instruction, as `k` in `for k in ...` and `k = f()`."""
   instructions, _ = _decode(frame.f_code)
@@ -57,6 +52,10 @@ def target_name(frame: FrameType) -> str | None:
   return name[0] if isinstance(name, tuple) else name
 
 
+def is_generator(code: CodeType) -> bool:
+  return bool(code.co_flags & _GENERATORS)
+
+
 # Who iterates?
 
 def consumer(frame: FrameType) -> str | None:
@@ -67,8 +66,8 @@ def consumer(frame: FrameType) -> str | None:
   a list that lies under more iterators than the statement opens.
   """
   code = frame.f_code
-  if code.co_flags & _GENERATORS:
-    return "in a generator function, which its consumer can cut short"
+  if is_generator(code):
+    return "in a generator function, which can be cut short"
   instructions, _ = _decode(code)
   at = _index(code, frame.f_lasti)
   after = at + 1
@@ -151,9 +150,13 @@ def _function_ast(code: CodeType, filename: str) -> tuple[ast.Module, int] | Non
     return None
 
 
-def _covers(node: ast.expr, span: Span, shift: int) -> bool:
-  start, end = (node.lineno + shift, node.col_offset), ((node.end_lineno or 0) + shift, node.end_col_offset or 0)
-  return start <= (span.line, span.column) and (span.end_line, span.end_column) <= end
+def _enters(node: ast.With, span: Span, shift: int) -> bool:
+  """Whether an instruction enters this `with`: it covers the statement (to 3.12), or an item of it (from 3.13)."""
+  def place(n: ast.stmt | ast.expr) -> tuple[int, int, int, int]:
+    return n.lineno + shift, n.col_offset, (n.end_lineno or 0) + shift, n.end_col_offset or 0
+
+  it = span.line, span.column, span.end_line, span.end_column
+  return it in (place(node), *(place(item.context_expr) for item in node.items))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -163,12 +166,11 @@ def _jumps_out(code: CodeType, filename: str, lasti: int) -> tuple[tuple[str, Lo
     return None
   tree, shift = parsed
   span = Loc(code, lasti).span
-  entered = [node for node in ast.walk(tree) if isinstance(node, ast.With)
-             and any(_covers(item.context_expr, span, shift) for item in node.items)]
+  entered = [node for node in ast.walk(tree) if isinstance(node, ast.With) and _enters(node, span, shift)]
   if not entered:
     return None
   visitor = _Jumps()
-  for statement in entered[-1].body:  # ast.walk goes breadth first: the last is the innermost
+  for statement in entered[0].body:
     visitor.visit(statement)
   return tuple((kind, Loc(code, 0, Span(node.lineno + shift, (node.end_lineno or node.lineno) + shift, node.col_offset,
                                         node.end_col_offset or node.col_offset)))
@@ -191,10 +193,11 @@ def leaves_early(code: CodeType, enter_lasti: int, exit_lasti: int) -> bool:
   The exception handler of the same `with` has a path for a suppressed exception, which goes on where falling through
   the body's end does. An exit call that leads elsewhere is a jump's.
   """
-  if opname_at(code, enter_lasti) != "BEFORE_WITH":
-    return True
   instructions, _ = _decode(code)
-  body = instructions[_index(code, enter_lasti) + 1].offset
+  enter = _index(code, enter_lasti)
+  if instructions[enter].opname != "BEFORE_WITH":
+    return True
+  body = instructions[enter + 1].offset
   targets = [e.target for e in dis._parse_exception_table(code) if e.start <= body < e.end]  # type: ignore[attr-defined]
   if not targets:
     return True
@@ -211,10 +214,6 @@ def leaves_early(code: CodeType, enter_lasti: int, exit_lasti: int) -> bool:
       return False
     handled, fallen = _landing(code, handled + 1), _landing(code, fallen + 1)
   return False
-
-
-def opname_at(code: CodeType, lasti: int) -> str:
-  return _decode(code)[0][_index(code, lasti)].opname
 
 
 def _landing(code: CodeType, at: int) -> int:

@@ -7,6 +7,7 @@ body, the jumps in the source of a `with`, names rebound in a branch, and except
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
@@ -130,8 +131,11 @@ class Branch:
     self.usage = f"write `with {what}(...):`, or decorate a function with it"
     self.scope: Scope | None = None
     self.names: dict[str, Any] = {}
-    self.enter_loc = self.loc
+    self.enter_loc, self.by_statement = self.loc, False
     self.trace.made.append(self)
+
+  def begin(self) -> None:
+    """Refuses a place where the block may not stand."""
 
   def end(self, scope: Scope) -> None:
     raise NotImplementedError
@@ -146,6 +150,7 @@ class Branch:
     if self.scope is not None and self.scope.alive:
       self.trace.fail(ControlFlowError(f"this {self.what} is open already", loc=user_loc(),
                                        also=("it was made at", self.loc), hint="make another one"))
+    self.begin()
     self.entered, self.names = True, dict(frame.f_locals)
     self.scope = self.trace.open(f"`with {self.what}`", self.loc, role=self.role, branch=True, **self.params)
     return self.scope
@@ -159,8 +164,10 @@ class Branch:
   def __enter__(self) -> Branch:
     frame = user_frame()
     assert frame is not None
-    self.enter_loc = Loc(frame.f_code, frame.f_lasti)
+    self.enter_loc, self.by_statement = Loc(frame.f_code, frame.f_lasti), frame is sys._getframe(1)
     jumps = bytecode.jumps_out(frame.f_code, frame.f_lasti)
+    if jumps is None and bytecode.is_generator(frame.f_code):
+      self._refuse_jump("yield", self.loc)
     if jumps:
       self._refuse_jump(*jumps[0])
     self._open(frame)
@@ -180,11 +187,10 @@ class Branch:
     self._close(frame)
 
   def _left_by_jump(self, frame: FrameType) -> bool:
-    """The check of code without source. An ExitStack enters from a call: its jumps cannot be seen."""
+    """The check of code without source. Jumps out of an ExitStack cannot be seen."""
     code, enter = self.enter_loc.code, self.enter_loc.lasti
-    if frame.f_code is not code or bytecode.opname_at(code, enter).startswith("CALL"):
-      return False
-    return bytecode.jumps_out(code, enter) is None and bytecode.leaves_early(code, enter, frame.f_lasti)
+    return (self.by_statement and bytecode.jumps_out(code, enter) is None
+            and bytecode.leaves_early(code, enter, frame.f_lasti))
 
   def _refuse_jump(self, kind: str, loc: Loc) -> None:
     hint = {

@@ -56,7 +56,7 @@ def python_ring_unrolled(x, r):
     ring[0][...] = x + i
     ring.append(ring.pop(0))
 
-@case("AttributeError")
+@case(SCOPE)
 def ref_name_overwritten(x, r):
   acc = r
   for i in tt.range(4):
@@ -66,10 +66,10 @@ def ref_name_overwritten(x, r):
 def nonlocal_in_nested_function(x, r):
   phase = 0
   for i in tt.range(4):
-    @tt.when(x > 0)
+    @tt.when(x > 0) #!
     def _():
       nonlocal phase
-      r[...] = x + phase #!
+      r[...] = x + phase
       phase ^= 1
 
 @case(SCOPE)

@@ -34,12 +34,11 @@ class _Role(Branch):
     self.primitive, self.outer = primitive, outer
     self.whatever = "for every thread"
 
-  def __enter__(self) -> Branch:
+  def begin(self) -> None:
     inside = self.trace.scope.role
     if inside is not None and inside.params["primitive"] not in self.outer:
       self.trace.fail(ControlFlowError(f"{self.what} inside {inside.what}", loc=self.loc,
                                        hint="close the outer role first"))
-    return super().__enter__()
 
   def end(self, scope: Scope) -> None:
     params = {k: v for k, v in self.params.items() if k != "primitive"}
