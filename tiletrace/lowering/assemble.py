@@ -175,7 +175,7 @@ def _find(tool: str, override: str | None, path: str) -> str:
   searched = [os.path.join(os.path.dirname(override), tool)] if override else []
   searched += [os.path.join(directory, tool) for directory in _wheel_directories()]
   searched += [os.path.join(directory, tool) for directory in path.split(os.pathsep) if directory]
-  toolkits = sorted(glob.glob(_TOOLKITS), reverse=True)   # the newest first
+  toolkits = sorted(glob.glob(_TOOLKITS), key=_toolkit_version, reverse=True)
   searched += [os.path.join(directory, "bin", tool) for directory in toolkits or [_TOOLKITS]]
   for candidate in searched:
     if os.access(candidate, os.X_OK) and not os.path.isdir(candidate):
@@ -189,6 +189,12 @@ _REMEDY = {
     "ptxas": "pip install nvidia-cuda-nvcc (jax[cuda13] brings it), or set TT_PTXAS=/path/to/ptxas",
     "nvdisasm": "pip install nvidia-cuda-nvdisasm, or put a CUDA toolkit's bin directory on PATH",
 }
+
+
+def _toolkit_version(path: str) -> tuple[bool, list[int]]:
+  """The link /usr/local/cuda first, then the newest."""
+  numbers = [int(n) for n in re.findall(r"\d+", os.path.basename(path))]
+  return not numbers, numbers
 
 
 def _wheel_directories() -> list[str]:

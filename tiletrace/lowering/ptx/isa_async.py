@@ -39,7 +39,8 @@ BULK_WAIT = row("cp.async.bulk.wait_group.{read}", "n:0..63", COPY, arch="sm_90"
 _LOAD = "cp.async.bulk.tensor.{dim}.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
 _DIM = "1d 2d 3d 4d 5d"
 TMA_LOAD = row(_LOAD, "[dst:b32], [map:^!b64, coords:s32*dim], [bar:b32]", TENSOR, arch="sm_90", dim=_DIM)
-TMA_LOAD_HINT = row(_LOAD + ".L2::cache_hint", "[dst:b32], [map:^!b64, coords:s32*dim], [bar:b32], policy:^!b64", TENSOR,
+TMA_LOAD_HINT = row(_LOAD + ".L2::cache_hint",
+                    "[dst:b32], [map:^!b64, coords:s32*dim], [bar:b32], policy:^!b64", TENSOR,
                     arch="sm_90", dim=_DIM)
 TMA_LOAD_MULTICAST = row(_LOAD + ".multicast::cluster",
                          "[dst:b32], [map:^!b64, coords:s32*dim], [bar:b32], mask:!b16", TENSOR, arch="sm_90", dim=_DIM)

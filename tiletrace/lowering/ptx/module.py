@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tiletrace.lowering.ptx import isa
-from tiletrace.lowering.ptx.instr import Inst, Instr, PtxError
+from tiletrace.lowering.ptx.instr import Form, Inst, Instr, PtxError
 from tiletrace.lowering.ptx.registers import (
   REGISTER_PREFIX,
   SPECIAL_REGISTERS,
@@ -101,25 +101,25 @@ class Builder:
   def regs(self, cls: str, n: int) -> list[Reg]:
     return [self.reg(cls) for _ in range(n)]
 
-  def __call__(self, row: Instr, *operands: OperandLike, pred: Reg | None = None, negate: bool = False,
+  def __call__(self, row: Instr | Form, *operands: OperandLike, pred: Reg | None = None, negate: bool = False,
                **mods: str) -> None:
-    """Appends an instruction; Python ints and floats are literals.
+    """Appends an instruction; Python ints and floats are literals. `row` may have its modifiers already.
 
     Raises:
       PtxError: operands or modifiers that the row does not take.
     """
-    form = row.form(**mods)
+    form = _form(row, mods)
     if pred is not None and pred.cls != "pred":
       raise PtxError(f"{form}: the guard {pred} is no predicate")
     self.entry.body.append(Inst(form, form.check(operands), pred, negate, self.loc))
 
-  def new(self, row: Instr, *operands: OperandLike, pred: Reg | None = None, negate: bool = False,
+  def new(self, row: Instr | Form, *operands: OperandLike, pred: Reg | None = None, negate: bool = False,
           **mods: str) -> Any:
     """Like calling, with new destination registers of the row's natural class, which are returned.
 
     One destination gives a register, or a list where it is a vector; several give a tuple of these.
     """
-    form = row.form(**mods)
+    form = _form(row, mods)
     made = [self.regs(s.classes[0], s.count) if s.count else self.reg(s.classes[0]) for s in form.destinations]
     if not made:
       raise PtxError(f"{form} has no destination")
@@ -128,7 +128,7 @@ class Builder:
       every = [next(fresh) if s.role == "dst" else next(given) for s in form.slots]
     except StopIteration:
       raise PtxError(f"{form} takes {len(form.slots) - len(made)} sources, got {len(operands)}") from None
-    self(row, *every, *given, pred=pred, negate=negate, **mods)
+    self(form, *every, *given, pred=pred, negate=negate)
     return made[0] if len(made) == 1 else tuple(made)
 
   def special(self, name: str) -> Reg:
@@ -165,6 +165,13 @@ class Builder:
       yield
     finally:
       self.loc = before
+
+
+def _form(row: Instr | Form, mods: dict[str, str]) -> Form:
+  if isinstance(row, Form):
+    assert not mods, f"{row} has its modifiers already, got {mods}"
+    return row
+  return row.form(**mods)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
