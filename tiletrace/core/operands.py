@@ -102,3 +102,9 @@ def check(ok: bool, message: str, hint: str | None = None) -> None:
   """In a type rule: the operands fit."""
   if not ok:
     raise TileTypeError(message, loc=user_loc(), hint=hint)
+
+
+def refuse_keywords(what: str, unknown: dict[str, Any], translations: dict[str, str]) -> None:
+  """Raises for a keyword that `what` does not have; `translations` says how other languages' words are written here."""
+  for name in unknown:
+    raise TileTypeError(f"{what} has no keyword {name!r}", loc=user_loc(), hint=translations.get(name))

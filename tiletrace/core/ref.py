@@ -46,6 +46,10 @@ class Ref(Value):
     view, dyn = _pack(dims, perm)
     return Ref(self.trace, self.scope, self.var, self.loc, view, dyn, self.writable)
 
+  def with_view(self, view: View) -> Ref:
+    """Another view with the same dynamic parts."""
+    return Ref(self.trace, self.scope, self.var, self.loc, view, self.dyn, self.writable)
+
   @property
   def operands(self) -> tuple[Value, ...]:
     """The root and the dynamic operands, as equations take them."""
@@ -80,8 +84,7 @@ class Ref(Value):
   @property
   def T(self) -> Ref:
     """The view with its dimensions reversed. Moves nothing."""
-    return Ref(self.trace, self.scope, self.var, self.loc, View(self.view.dims, self.view.perm[::-1]), self.dyn,
-               self.writable)
+    return self.with_view(View(self.view.dims, self.view.perm[::-1]))
 
   @property
   def at(self) -> At:

@@ -162,7 +162,7 @@ def arange(start: Any, stop: Any = None, step: int = 1) -> Tile:
 
 def reshape(x: Any, shape: Any) -> Tile:
   """`x` with another shape of as many elements; one dimension may be -1."""
-  value = _tile_only(x, "reshape: x")
+  value = tile_argument(x, "reshape: x")
   sizes = list(shape) if isinstance(shape, (tuple, list)) else [shape]
   if sizes.count(-1) == 1:
     known = math.prod(n for n in sizes if n != -1)
@@ -173,7 +173,7 @@ def reshape(x: Any, shape: Any) -> Tile:
 
 def transpose(x: Any, axes: Sequence[int] | None = None) -> Tile:
   """`x` with its dimensions permuted; reversed by default."""
-  value = _tile_only(x, "transpose: x")
+  value = tile_argument(x, "transpose: x")
   perm = tuple(range(value.ndim))[::-1] if axes is None else tuple(a % value.ndim if value.ndim else a for a in axes)
   if perm == tuple(range(value.ndim)):
     return value
@@ -182,21 +182,22 @@ def transpose(x: Any, axes: Sequence[int] | None = None) -> Tile:
 
 def expand_dims(x: Any, axis: int) -> Tile:
   """`x` with a dimension of size 1 before `axis`."""
-  value = _tile_only(x, "expand_dims: x")
+  value = tile_argument(x, "expand_dims: x")
   axis = operator.index(axis) % (value.ndim + 1)
   return value[(slice(None),) * axis + (None,)]
 
 
 def concatenate(arrays: Sequence[Any], axis: int = 0) -> Tile:
   """Tiles joined along `axis`, promoted to their common dtype."""
-  tiles = [_tile_only(x, f"concatenate: arrays[{k}]") for k, x in enumerate(arrays)]
+  tiles = [tile_argument(x, f"concatenate: arrays[{k}]") for k, x in enumerate(arrays)]
   check(bool(tiles), "concatenate: no arrays")
   dtype = promoted("concatenate", *tiles)
   axis = axis + tiles[0].ndim if axis < 0 else axis
   return bind_tile(concatenate_p, [t.astype(dtype) for t in tiles], dimension=axis)
 
 
-def _tile_only(x: Any, what: str) -> Tile:
+def tile_argument(x: Any, what: str) -> Tile:
+  """An argument that must be a tile."""
   value = operand(x, what)
   if not isinstance(value, Tile):
     raise TileTypeError(f"{what} is the number {x}, not a tile", loc=user_loc(), hint="tt.full(shape, x)")

@@ -1,0 +1,119 @@
+"""tiletrace: a tile-level GPU kernel language and compiler for JAX. `import tiletrace as tt`."""
+from __future__ import annotations
+
+from tiletrace.core.errors import (
+  AssembleError,
+  ControlFlowError,
+  ForeignFunctionError,
+  LaunchError,
+  LayoutError,
+  LoweringError,
+  ResourceError,
+  ScheduleError,
+  ScopeError,
+  TileAttributeError,
+  TileIndexError,
+  TileTraceError,
+  TileTypeError,
+)
+from tiletrace.core.ops import control as _control, elementwise as _elementwise, reduce as _reduce
+from tiletrace.core.ops.barrier import alloc_barrier, fence, sync
+from tiletrace.core.ops.control import cond, fori_loop, parallel, pipelined, switch, when, while_loop
+from tiletrace.core.ops.elementwise import (
+  add,
+  align_to,
+  bitwise_and,
+  bitwise_or,
+  bitwise_xor,
+  cdiv,
+  ceil,
+  clip,
+  cos,
+  divide,
+  equal,
+  erf,
+  exp,
+  exp2,
+  floor,
+  floor_divide,
+  greater,
+  greater_equal,
+  invert,
+  isnan,
+  left_shift,
+  less,
+  less_equal,
+  log,
+  log2,
+  logical_and,
+  logical_not,
+  logical_or,
+  logistic,
+  maximum,
+  minimum,
+  mod,
+  multiply,
+  negative,
+  not_equal,
+  power,
+  right_shift,
+  rsqrt,
+  sigmoid,
+  sign,
+  silu,
+  sin,
+  sqrt,
+  square,
+  subtract,
+  tanh,
+  where,
+)
+from tiletrace.core.ops.grid import cta_id, num_ctas, num_programs, program_id, raster, warpgroup_id
+from tiletrace.core.ops.memory import (
+  alloc_fragment,
+  alloc_shared,
+  commit_group,
+  copy,
+  copy_async,
+  load,
+  store,
+  swizzle,
+  wait_group,
+)
+from tiletrace.core.ops.mma import FULL_COL, FULL_ROW, SQUARE, gemm, gemm_async, wgmma_wait
+from tiletrace.core.ops.pipeline_state import PipelineState
+from tiletrace.core.ops.reduce import mean, prod
+from tiletrace.core.ops.roles import elect, warpgroup
+from tiletrace.core.ops.shape import (
+  arange,
+  broadcast_to,
+  concatenate,
+  expand_dims,
+  full,
+  ones,
+  reshape,
+  transpose,
+  zeros,
+)
+from tiletrace.core.ref import Ref, block, ds
+from tiletrace.core.tile import Tile
+
+# Python's own names: reached through the module only, left out of __all__.
+range = _control.range_
+abs, pow = _elementwise.abs_, _elementwise.power
+all, any, max, min, sum = _reduce.all_, _reduce.any_, _reduce.max_, _reduce.min_, _reduce.sum_
+
+__all__ = [
+  "FULL_COL", "FULL_ROW", "SQUARE", "AssembleError", "ControlFlowError", "ForeignFunctionError", "LaunchError",
+  "LayoutError", "LoweringError", "PipelineState", "Ref", "ResourceError", "ScheduleError", "ScopeError", "Tile",
+  "TileAttributeError", "TileIndexError", "TileTraceError", "TileTypeError", "add", "align_to", "alloc_barrier",
+  "alloc_fragment", "alloc_shared", "arange", "bitwise_and", "bitwise_or", "bitwise_xor", "block", "broadcast_to",
+  "cdiv", "ceil", "clip", "commit_group", "concatenate", "cond", "copy", "copy_async", "cos", "cta_id", "divide",
+  "ds", "elect", "equal", "erf", "exp", "exp2", "expand_dims", "fence", "floor", "floor_divide", "fori_loop", "full",
+  "gemm", "gemm_async", "greater", "greater_equal", "invert", "isnan", "left_shift", "less", "less_equal", "load",
+  "log", "log2", "logical_and", "logical_not", "logical_or", "logistic", "maximum", "mean", "minimum", "mod",
+  "multiply", "negative", "not_equal", "num_ctas", "num_programs", "ones", "parallel", "pipelined", "power", "prod",
+  "program_id", "raster", "reshape", "right_shift", "rsqrt", "sigmoid", "sign", "silu", "sin", "sqrt", "square",
+  "store", "subtract", "switch", "swizzle", "sync", "tanh", "transpose", "wait_group", "warpgroup", "warpgroup_id",
+  "wgmma_wait", "when", "where", "while_loop", "zeros",
+]

@@ -1,0 +1,92 @@
+"""Where a program stands: program ids, and (level 0) the hardware's ids of a persistent launch."""
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from tiletrace.core import dtypes
+from tiletrace.core.effects import Effect
+from tiletrace.core.errors import TileIndexError, TileTypeError
+from tiletrace.core.graph import Eqn, Primitive
+from tiletrace.core.ops.control import integer
+from tiletrace.core.ops.elementwise import minimum
+from tiletrace.core.rules import effect_rules, type_rules
+from tiletrace.core.source import user_loc
+from tiletrace.core.tile import Tile, bind_tile
+from tiletrace.core.trace import current
+from tiletrace.core.types import TileType
+
+program_id_p = Primitive("program_id")
+cta_id_p = Primitive("cta_id", level=0)
+num_ctas_p = Primitive("num_ctas", level=0)
+warpgroup_id_p = Primitive("warpgroup_id", level=0)
+
+
+@type_rules.register(program_id_p, cta_id_p, num_ctas_p, warpgroup_id_p)
+def _scalar(eqn: Eqn) -> tuple[TileType, ...]:
+  return (TileType((), dtypes.i32),)
+
+
+@effect_rules.register(program_id_p, cta_id_p, num_ctas_p, warpgroup_id_p)
+def _pure(eqn: Eqn) -> tuple[Effect, ...]:
+  return ()
+
+
+def _axis(what: str, axis: Any) -> int:
+  grid = current().options.grid
+  if isinstance(axis, (bool, Tile)) or not hasattr(axis, "__index__"):
+    raise TileTypeError(f"{what}: axis must be a Python int, got {axis!r}", loc=user_loc())
+  axis = operator.index(axis)
+  if not 0 <= axis < len(grid):
+    raise TileIndexError(f"{what}({axis}) of a grid with {len(grid)} {'axes' if len(grid) != 1 else 'axis'}",
+                         loc=user_loc())
+  return axis
+
+
+def program_id(axis: int) -> Tile:
+  """i32 scalar: this program's index along `axis` of the grid."""
+  return bind_tile(program_id_p, (), axis=_axis("program_id", axis))
+
+
+def num_programs(axis: int) -> int:
+  """Python int: the grid's extent along `axis`."""
+  return current().options.grid[_axis("num_programs", axis)]
+
+
+def cta_id() -> Tile:
+  """i32 scalar (level 0): the index of this CTA in the launch, as hardware counts."""
+  return bind_tile(cta_id_p, ())
+
+
+def num_ctas() -> Tile:
+  """i32 scalar (level 0): how many CTAs the launch has."""
+  return bind_tile(num_ctas_p, ())
+
+
+def warpgroup_id() -> Tile:
+  """i32 scalar (level 0): the index of this thread's warpgroup among those of the current role."""
+  return bind_tile(warpgroup_id_p, ())
+
+
+def raster(tile: Any, *, tiles: tuple[Any, Any], group: int = 8) -> tuple[Any, Any]:
+  """The (row, column) of the `tile`-th of `tiles` in grouped order, which keeps operands in L2.
+
+  Groups of `group` rows of tiles; inside a group column by column. The last group may be smaller.
+
+  Args:
+    tile: i32 scalar or Python int in [0, tiles[0] * tiles[1]).
+    tiles: rows and columns of tiles.
+    group: rows in a group.
+  """
+  rows, columns = tiles
+  if not isinstance(tile, int):
+    integer(tile, "raster: tile")
+  if isinstance(group, bool) or not isinstance(group, int) or group < 1:
+    raise TileTypeError(f"raster: group is {group!r}, it must be a positive Python int", loc=user_loc())
+  per_group = group * columns
+  first = tile // per_group * group
+  height = minimum(rows - first, group) if isinstance(rows, Tile) or rows % group else group
+  within = tile % per_group
+  return first + within % height, within // height
+
+

@@ -1,0 +1,451 @@
+"""References: allocation, loads, stores and copies, with their asynchronous forms (level 0)."""
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tiletrace.core import dtypes
+from tiletrace.core.bytecode import target_name
+from tiletrace.core.effects import Effect, OrderEffect, read, write
+from tiletrace.core.errors import ResourceError, TileIndexError, TileTypeError
+from tiletrace.core.graph import Eqn, Literal, Primitive, RefOperand
+from tiletrace.core.operands import check, literal, operand, python_number, refuse_keywords, tile_types
+from tiletrace.core.ops.barrier import Barrier
+from tiletrace.core.ops.shape import broadcast_in_dim, reshape, spread, static_size_tuple
+from tiletrace.core.ref import Ref, describe, ds, gather_error, plain_name, static_shape, view_of
+from tiletrace.core.rules import effect_rules, type_rules
+from tiletrace.core.source import user_frame, user_loc
+from tiletrace.core.tile import METHODS, MeshIndex, Tile, bind_tile
+from tiletrace.core.trace import bind
+from tiletrace.core.types import BarrierType, RefType, Space, TileType, View
+
+alloc_p = Primitive("alloc")
+load_p = Primitive("load")
+store_p = Primitive("store")
+copy_p = Primitive("copy")
+copy_async_p = Primitive("copy_async", level=0)
+commit_group_p = Primitive("commit_group", level=0)
+wait_group_p = Primitive("wait_group", level=0)
+
+REGISTER_FILE = 65536 * 4  # bytes of one SM: no tile value is larger
+_DISPATCH = {"copy": (None, "tma", "cp_async", "vector", "scalar"), "copy_async": (None, "tma", "cp_async")}
+_GROUPS = ("bulk", "cp_async")
+_COPY_WORDS = {
+  "coalesced_width": "the vector width follows from the layouts", "disable_tma": 'dispatch="cp_async"',
+  "eviction_policy": "not a parameter of copies", "other": "fill_value=", "eviction_hint": "not a parameter of copies",
+}
+_ALLOC_WORDS = {"scope": "the function says it: alloc_shared or alloc_fragment", "init": "ref[...] = value",
+                "swizzle": "layout=tt.swizzle(128)"}
+
+
+# --- rules
+
+def _ref(r: RefOperand) -> str:
+  return f"{r.root.hint or 'ref'}{list(r.view.shape)}"
+
+
+@type_rules.register(alloc_p)
+def _alloc_type(eqn: Eqn) -> tuple[RefType, ...]:
+  p = eqn.params
+  check(p["space"] in (Space.SHARED, Space.FRAGMENT), f"alloc: there is nothing to allocate in {p['space']} memory")
+  return (RefType(p["shape"], p["dtype"], p["space"]),)
+
+
+@type_rules.register(load_p)
+def _load_type(eqn: Eqn) -> tuple[TileType, ...]:
+  (src,), mask = eqn.refs, tile_types(eqn.values)
+  _check_mask("load", src, mask)
+  return (TileType(src.shape, src.type.dtype),)
+
+
+@type_rules.register(store_p)
+def _store_type(eqn: Eqn) -> tuple[()]:
+  (dst,), (value, *mask) = eqn.refs, tile_types(eqn.values)
+  check(value.dtype == dst.type.dtype, f"store of {value} into {_ref(dst)} of {dtypes.short_name(dst.type.dtype)}")
+  check(value.shape in ((), dst.shape), f"store of {value} into {_ref(dst)}")
+  _check_mask("store", dst, mask)
+  return ()
+
+
+def _check_mask(what: str, ref: RefOperand, mask: Sequence[TileType]) -> None:
+  check(len(mask) <= 1 and all(m.dtype == dtypes.bool_ and m.shape in ((), ref.shape) for m in mask),
+        f"{what}: mask {', '.join(map(str, mask))} for {_ref(ref)}")
+
+
+@type_rules.register(copy_p, copy_async_p)
+def _copy_type(eqn: Eqn) -> tuple[()]:
+  src, dst = eqn.refs
+  name = eqn.primitive.name
+  check(src.shape == dst.shape, f"{name}: shapes differ, src {_ref(src)}, dst {_ref(dst)}")
+  check(src.type.dtype == dst.type.dtype, f"{name} does not convert, src is {dtypes.short_name(src.type.dtype)}, "
+        f"dst is {dtypes.short_name(dst.type.dtype)}")
+  if eqn.primitive is copy_async_p and eqn.values:
+    barrier, index = (v.type for v in eqn.values)
+    check(isinstance(barrier, BarrierType) and index == TileType((), dtypes.i32), "copy_async: (barrier, index)")
+  else:
+    check(not eqn.values, f"{name} takes references only")
+  return ()
+
+
+@type_rules.register(commit_group_p, wait_group_p)
+def _group_type(eqn: Eqn) -> tuple[()]:
+  check(eqn.params["kind"] in _GROUPS, f"{eqn.primitive}: kind {eqn.params['kind']!r}")
+  return ()
+
+
+@effect_rules.register(alloc_p)
+def _alloc_effects(eqn: Eqn) -> tuple[Effect, ...]:
+  return ()
+
+
+@effect_rules.register(load_p)
+def _load_effects(eqn: Eqn) -> tuple[Effect, ...]:
+  return (read(0),)
+
+
+@effect_rules.register(store_p)
+def _store_effects(eqn: Eqn) -> tuple[Effect, ...]:
+  return (write(0),)
+
+
+@effect_rules.register(copy_p)
+def _copy_effects(eqn: Eqn) -> tuple[Effect, ...]:
+  return (read(0), write(1))
+
+
+@effect_rules.register(copy_async_p)
+def _copy_async_effects(eqn: Eqn) -> tuple[Effect, ...]:
+  return (read(0), write(1), OrderEffect("copy_async"))
+
+
+@effect_rules.register(commit_group_p, wait_group_p)
+def _group_effects(eqn: Eqn) -> tuple[Effect, ...]:
+  return (OrderEffect(eqn.primitive.name),)
+
+
+# --- allocation
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Swizzle:
+  """A shared layout by its TMA swizzle: rows of `nbytes` whose 16-byte units are exchanged by XOR with the row."""
+  nbytes: int
+
+  def __str__(self) -> str:
+    return f"swizzle({self.nbytes})"
+
+
+def swizzle(nbytes: int) -> Swizzle:
+  """A layout for alloc_shared: the 128, 64 or 32 byte swizzle of TMA and wgmma, or 0 for none."""
+  if nbytes not in (0, 32, 64, 128):
+    raise TileTypeError(f"swizzle: nbytes is {nbytes!r}", loc=user_loc(), hint="128, 64, 32 or 0")
+  return Swizzle(nbytes)
+
+
+def _alloc(space: Space, what: str, shape: Any, dtype: Any, layout: Hashable, unknown: dict[str, Any]) -> Ref:
+  refuse_keywords(what, unknown, _ALLOC_WORDS)
+  if isinstance(layout, (str, int, tuple)):
+    raise TileTypeError(f"{what}: layout is {layout!r}", loc=user_loc(),
+                        hint="tt.swizzle(128), or a layout written with tiletrace.layout's S and R")
+  sizes = static_size_tuple(shape, f"{what}")
+  if 0 in sizes:
+    raise TileTypeError(f"{what}: shape {sizes} has no elements", loc=user_loc())
+  ref, = bind(alloc_p, (), dict(space=space, shape=sizes, dtype=_dtype(dtype, what), layout=layout))
+  assert isinstance(ref, Ref)
+  frame = user_frame()
+  ref.var.hint = None if frame is None else target_name(frame)
+  return ref
+
+
+def _dtype(dtype: Any, what: str) -> np.dtype:
+  try:
+    return dtypes.canonical(dtype)
+  except TileTypeError as e:
+    raise TileTypeError(f"{what}: {e.message}", loc=user_loc(), hint=e.hint) from None
+
+
+def alloc_shared(shape: Any, dtype: Any, *, layout: Hashable = None, **unknown: Any) -> Ref:
+  """A buffer in shared memory, uninitialised. `shape`: Python ints; `layout`: default inferred.
+
+  Example, in a kernel:
+    >>> a_s = tt.alloc_shared((128, 64), a.dtype)  # doctest: +SKIP
+  """
+  return _alloc(Space.SHARED, "alloc_shared", shape, dtype, layout, unknown)
+
+
+def alloc_fragment(shape: Any, dtype: Any, *, layout: Hashable = None, **unknown: Any) -> Ref:
+  """A buffer in registers, spread over the threads of the current scope, uninitialised. Rank 0: a mutable scalar.
+
+  Example, in a kernel:
+    >>> acc = tt.alloc_fragment((128, 256), jnp.float32)  # doctest: +SKIP
+    >>> acc[...] = 0
+  """
+  return _alloc(Space.FRAGMENT, "alloc_fragment", shape, dtype, layout, unknown)
+
+
+# --- loads and stores
+
+def _ref_argument(x: Any, what: str, hint: str | None = None) -> Ref:
+  if isinstance(x, Ref):
+    return x
+  if isinstance(x, Tile):
+    raise TileTypeError(f"{what} is a value {x.type}, not a reference", loc=user_loc(), hint=hint)
+  operand(x, what)
+  raise TileTypeError(f"{what} is {type(x).__name__}, not a reference", loc=user_loc(), hint=hint)
+
+
+def _tile_of(ref: Ref, what: str) -> tuple[int, ...]:
+  """The static shape of a view that becomes a value, or comes from one."""
+  shape = static_shape(ref, what)
+  nbytes = math.prod(shape) * ref.dtype.itemsize
+  if nbytes > REGISTER_FILE:
+    raise ResourceError(
+      f"{what}: a tile {dtypes.short_name(ref.dtype)}{list(shape)} of {plain_name(ref)} ({nbytes >> 10} KiB) does not "
+      f"fit in the {REGISTER_FILE >> 10} KiB of registers", loc=user_loc(),
+      hint=f"kernel arguments are whole arrays: take a block, {plain_name(ref)}[tt.block(i, 128), ...]")
+  if 0 in shape:
+    raise TileTypeError(f"{what}: {describe(ref)} has no elements", loc=user_loc())
+  return shape
+
+
+def _fill(fill_value: Any, dtype: np.dtype, what: str) -> bool | int | float:
+  x = operand(fill_value, f"{what}: fill_value")
+  if isinstance(x, Tile):
+    raise TileTypeError(f"{what}: fill_value must be a Python number, got {x.type}", loc=user_loc(),
+                        hint="tt.where(mask, tt.load(ref), value)")
+  return literal(x, dtype, f"{what}: fill_value").value
+
+
+def _mask(mask: Any, shape: tuple[int, ...], what: str) -> tuple[Tile | Literal, ...]:
+  if mask is None:
+    return ()
+  x = operand(mask, f"{what}: mask")
+  if not isinstance(x, Tile):
+    return (literal(x, dtypes.bool_, what),)
+  if x.dtype != dtypes.bool_:
+    raise TileTypeError(f"{what}: mask is {x.type}, not a bool", loc=user_loc(), hint="compare it: mask != 0")
+  return (_broadcast(x, shape, f"{what}: mask"),)
+
+
+def _broadcast(x: Tile, shape: tuple[int, ...], what: str) -> Tile:
+  """`x`, of rank 0 or of equal rank, spread to `shape`; rank 0 stays."""
+  if not x.shape:
+    return x
+  if len(x.shape) != len(shape) or any(n not in (1, m) for n, m in zip(x.shape, shape)):
+    raise TileTypeError(f"{what} of shape {list(x.shape)} does not fit {list(shape)}", loc=user_loc(),
+                        hint="insert an axis: v[:, None] or v[None, :]" if len(x.shape) != len(shape) else None)
+  return spread(x, shape)
+
+
+def load(ref: Any, *, fill_value: Any = 0, mask: Any = None) -> Tile:
+  """The value of a view. Elements past an edge, or where `mask` is False, are `fill_value`.
+
+  Args:
+    ref: a reference or view of static shape.
+    fill_value: Python number of the reference's kind.
+    mask: bool tile that broadcasts to the view's shape, or a scalar.
+  Raises:
+    TileTypeError, ResourceError: not a reference, a dynamic shape, or more than the registers hold.
+
+  Example, in a kernel:
+    >>> s = tt.load(x.at[r, tt.block(k, 512)], fill_value=-jnp.inf)  # doctest: +SKIP
+  """
+  ref = _ref_argument(ref, "load: ref", "a value needs no load; write ref.at[...] for a view")
+  shape = _tile_of(ref, "load")
+  return bind_tile(load_p, (*ref.operands, *_mask(mask, shape, "load")), views=(ref.view,),
+                   fill_value=_fill(fill_value, ref.dtype, "load"))
+
+
+def store(ref: Any, value: Any, *, mask: Any = None) -> None:
+  """Writes `value` to a view; elements past an edge, or where `mask` is False, are dropped.
+
+  Args:
+    ref: a writable reference or view of static shape.
+    value: a scalar, or a tile of the reference's dtype and rank whose size-1 dimensions are repeated.
+    mask: bool tile that broadcasts to the view's shape, or a scalar.
+  Raises:
+    TileTypeError: the dtype or shape does not fit, or the reference is an input.
+  """
+  ref = _ref_argument(ref, "store: ref", "a tile value is immutable; store into a reference: ref[...] = v")
+  if isinstance(value, Ref):
+    raise TileTypeError(f"store: the stored {describe(value)} is a reference, not a value", loc=user_loc(),
+                        hint=f"load it: {plain_name(value)}[...], or tt.copy(src, dst)")
+  _writable(ref, "store")
+  shape = _tile_of(ref, "store")
+  x = operand(value, "store: value")
+  operands = (*ref.operands, _stored(x, ref, shape), *_mask(mask, shape, "store"))
+  bind(store_p, operands, dict(views=(ref.view,)))
+
+
+def _stored(x: Any, ref: Ref, shape: tuple[int, ...]) -> Tile | Literal:
+  to = dtypes.short_name(ref.dtype)
+  if isinstance(x, (Tile, np.generic)) and x.dtype != ref.dtype:
+    raise TileTypeError(f"store of {dtypes.short_name(x.dtype)} into {describe(ref)}", loc=user_loc(),
+                        hint=f"convert it: value.astype({plain_name(ref)}.dtype)")
+  if isinstance(x, Tile):
+    return _broadcast(x, shape, "store: value")
+  number = python_number(x)
+  if isinstance(number, float) and not dtypes.is_float(ref.dtype):
+    raise TileTypeError(f"store of the float {number} into {describe(ref)}", loc=user_loc(), hint=f"an {to} number")
+  if not isinstance(number, bool) and ref.dtype == dtypes.bool_:
+    raise TileTypeError(f"store of the number {number} into {describe(ref)}", loc=user_loc(), hint="True or False")
+  return literal(number, ref.dtype, "store: value")
+
+
+def _writable(ref: Ref, what: str) -> None:
+  if not ref.writable:
+    raise TileTypeError(f"{what} to '{ref.var.hint}', which is an input", loc=user_loc(),
+                        hint="alias it: tile_call(..., input_output_aliases={input: output})")
+
+
+def _items(index: Any) -> list[Any]:
+  return list(index) if isinstance(index, tuple) else [index]
+
+
+def ref_getitem(ref: Ref, index: Any) -> Tile:
+  """`ref[index]`: the value of that view."""
+  items = _items(index)
+  if any(isinstance(i, Tile) and i.ndim for i in items):
+    view, mesh = _mesh_view(ref, items)
+    value = load(view)
+    kept = tuple(k for k, n in enumerate(mesh) if n is not None)
+    return value if len(kept) == len(mesh) else broadcast_in_dim(value, tuple(n or 1 for n in mesh), kept)
+  value = load(view_of(ref, tuple(i for i in items if i is not None)))
+  if all(i is not None for i in items):
+    return value
+  return value[tuple(i if i is None or i is Ellipsis else slice(None) for i in items if i is None or _stays(i))]
+
+
+def _stays(item: Any) -> bool:
+  """The index item keeps its dimension."""
+  return isinstance(item, (slice, ds)) or item is Ellipsis
+
+
+def ref_setitem(ref: Ref, index: Any, value: Any) -> None:
+  """`ref[index] = value`."""
+  items = _items(index)
+  if any(i is None for i in items):
+    raise TileIndexError("a new axis (None) in a store", loc=user_loc(), hint="drop it; the value is broadcast")
+  if not any(isinstance(i, Tile) and i.ndim for i in items):
+    store(view_of(ref, index), value)
+    return
+  view, mesh = _mesh_view(ref, items)
+  if isinstance(value, Tile) and value.shape:
+    target = tuple(n or 1 for n in mesh)
+    if len(value.shape) == len(target) and any(n > 1 and m is None for n, m in zip(value.shape, mesh)):
+      raise TileTypeError(f"store of {list(value.shape)} at indices of shape {list(target)}: several values would go "
+                          "to one element", loc=user_loc(),
+                          hint="reduce the value first: tt.sum(v, axis=..., keepdims=True)")
+    value = reshape(_broadcast(value, target, "store: value"), tuple(n for n in mesh if n is not None))
+  store(view, value)
+
+
+def _mesh_view(ref: Ref, items: list[Any]) -> tuple[Ref, tuple[int | None, ...]]:
+  """The view that indices of tt.parallel and scalars select, in the mesh's order, and the mesh's extent along each
+  axis that is used (None for the others: they broadcast)."""
+  axes: list[int] = []
+  plain: list[Any] = []
+  mesh: tuple[int, ...] = ()
+  for item in items:
+    if isinstance(item, MeshIndex) and item.axis not in axes and mesh in ((), item.mesh):
+      mesh = item.mesh
+      axes.append(item.axis)
+      plain.append(ds(item.offset, item.extent))
+    elif isinstance(item, Tile) and item.ndim:
+      raise gather_error(ref, item)
+    elif item is None or _stays(item):
+      raise TileIndexError(f"index of {plain_name(ref)} mixes indices of tt.parallel with {item!r}", loc=user_loc(),
+                           hint="give one index of tt.parallel or one scalar for each dimension")
+    else:
+      plain.append(item)
+  if len(items) != ref.ndim:
+    raise TileIndexError(f"{describe(ref)} has {ref.ndim} dimensions, got {len(items)} indices", loc=user_loc(),
+                         hint="give one index of tt.parallel or one scalar for each dimension")
+  view = view_of(ref, tuple(plain))
+  perm = tuple(p for _, p in sorted(zip(axes, view.view.perm)))
+  ordered = view.with_view(View(view.view.dims, perm))
+  return ordered, tuple(n if k in axes else None for k, n in enumerate(mesh))
+
+
+# --- copies
+
+def _copy_operands(what: str, src: Any, dst: Any, dispatch: str | None) -> tuple[Ref, Ref]:
+  src = _ref_argument(src, f"{what}: src", "a[...] loads; write a.at[...] for a view")
+  dst = _ref_argument(dst, f"{what}: dst", "dst[...] loads; write dst.at[...] for a view")
+  _writable(dst, what)
+  for ref, name in ((src, "src"), (dst, "dst")):
+    static_shape(ref, f"{what}: {name}")
+  if src.shape != dst.shape:
+    hint = None
+    if src.ndim != dst.ndim:
+      hint = "an integer index removes its dimension; for a block write tt.block(i, size) or tt.ds(start, size)"
+    raise TileTypeError(f"{what}: shapes differ, src {describe(src)}, dst {describe(dst)}", loc=user_loc(), hint=hint)
+  if src.dtype != dst.dtype:
+    raise TileTypeError(f"{what} does not convert, src is {describe(src)}, dst is {describe(dst)}", loc=user_loc(),
+                        hint=f"{plain_name(dst)}[...] = {plain_name(src)}[...].astype({plain_name(dst)}.dtype)")
+  if dispatch not in _DISPATCH[what]:
+    raise TileTypeError(f"{what}: dispatch is {dispatch!r}", loc=user_loc(),
+                        hint="one of " + ", ".join(repr(d) for d in _DISPATCH[what]))
+  return src, dst
+
+
+def copy(src: Any, dst: Any, *, fill_value: Any = 0, dispatch: str | None = None, **unknown: Any) -> None:
+  """Copies one view to another of the same shape and dtype.
+
+  Args:
+    src, dst: references or views; what hangs over an edge of src arrives as `fill_value`, over one of dst is dropped.
+    fill_value: Python number.
+    dispatch: force an implementation: "tma", "cp_async", "vector" or "scalar".
+  Raises:
+    TileTypeError: shapes or dtypes differ, a value instead of a reference, dst is an input.
+
+  Example, in a kernel:
+    >>> tt.copy(a.at[tt.block(i, 128), tt.block(k, 64)], a_s)  # doctest: +SKIP
+  """
+  refuse_keywords("copy", unknown, _COPY_WORDS)
+  src, dst = _copy_operands("copy", src, dst, dispatch)
+  bind(copy_p, (*src.operands, *dst.operands),
+       dict(views=(src.view, dst.view), fill_value=_fill(fill_value, src.dtype, "copy"), dispatch=dispatch))
+
+
+def copy_async(src: Any, dst: Any, *, barrier: Barrier | None = None, fill_value: Any = 0, dispatch: str | None = None,
+               **unknown: Any) -> None:
+  """Starts a copy (level 0) that completes on `barrier`, or in the group that tt.commit_group closes.
+
+  Args:
+    src, dst: as for tt.copy.
+    barrier: `full[slot]`, which counts dst's bytes down; None: a bulk or cp.async group.
+    dispatch: "tma" or "cp_async".
+  """
+  refuse_keywords("copy_async", unknown, _COPY_WORDS)
+  src, dst = _copy_operands("copy_async", src, dst, dispatch)
+  if barrier is not None and not isinstance(barrier, Barrier):
+    raise TileTypeError(f"copy_async: barrier is {type(barrier).__name__}", loc=user_loc(),
+                        hint="select one of tt.alloc_barrier's: barrier=full[slot]")
+  bind(copy_async_p, (*src.operands, *dst.operands, *(barrier.operands if barrier is not None else ())),
+       dict(views=(src.view, dst.view), fill_value=_fill(fill_value, src.dtype, "copy_async"), dispatch=dispatch))
+
+
+def commit_group(*, kind: str = "bulk") -> None:
+  """Closes the group of asynchronous copies started so far (level 0). `kind`: "bulk" or "cp_async"."""
+  _kind("commit_group", kind)
+  bind(commit_group_p, (), dict(kind=kind))
+
+
+def wait_group(n: int = 0, *, kind: str = "bulk", read: bool = False) -> None:
+  """Waits until at most `n` groups are pending (level 0); `read`: until their sources may be overwritten."""
+  _kind("wait_group", kind)
+  if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+    raise TileTypeError(f"wait_group: n is {n!r}, it must be a Python int >= 0", loc=user_loc())
+  bind(wait_group_p, (), dict(kind=kind, n=n, read=bool(read)))
+
+
+def _kind(what: str, kind: str) -> None:
+  if kind not in _GROUPS:
+    raise TileTypeError(f"{what}: kind is {kind!r}", loc=user_loc(), hint='"bulk" or "cp_async"')
+
+
+METHODS.update(ref_getitem=ref_getitem, ref_setitem=ref_setitem)

@@ -1,0 +1,198 @@
+"""Matrix multiplication into an accumulator: `acc += a @ b`."""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tiletrace.core import dtypes
+from tiletrace.core.effects import Effect, OrderEffect, read, write
+from tiletrace.core.errors import TileTypeError
+from tiletrace.core.graph import Eqn, Literal, Primitive
+from tiletrace.core.operands import check, operand, refuse_keywords
+from tiletrace.core.ops.control import predicate
+from tiletrace.core.ref import Ref, describe, plain_name, static_shape
+from tiletrace.core.rules import effect_rules, type_rules
+from tiletrace.core.source import user_loc
+from tiletrace.core.tile import Tile
+from tiletrace.core.trace import bind
+from tiletrace.core.types import Space, TileType
+
+gemm_p = Primitive("gemm")
+gemm_async_p = Primitive("gemm_async", level=0)
+wgmma_wait_p = Primitive("wgmma_wait", level=0)
+
+SQUARE, FULL_ROW, FULL_COL = "square", "full_row", "full_col"
+POLICIES = (SQUARE, FULL_ROW, FULL_COL)
+# Operand dtype -> accumulator dtypes (PTX ISA, wgmma.mma_async).
+ACCUMULATORS: dict[np.dtype, tuple[np.dtype, ...]] = {dtypes.f16: (dtypes.f32,), dtypes.bf16: (dtypes.f32,)}
+_DISPATCH = (None, "wgmma", "mma")
+_MAX_PENDING = 7  # PTX ISA, wgmma.wait_group: depths that the code generator keeps apart
+_WORDS = {
+  "transpose_A": "pass the view a.T", "transpose_B": "pass the view b.T", "trans_a": "pass the view a.T",
+  "trans_b": "pass the view b.T", "transpose_a": "pass the view a.T", "transpose_b": "pass the view b.T",
+  "clear_accum": "accumulate=False", "k_pack": "not a parameter of gemm",
+  "wg_wait": "tt.gemm_async and tt.wgmma_wait(n)",
+  "preferred_element_type": "the dtype of acc", "precision": "the dtypes of a, b and acc",
+}
+
+
+def _operand_types(eqn: Eqn) -> tuple[tuple[tuple[int, ...], np.dtype], ...]:
+  """(shape, dtype) of a, b and acc."""
+  refs = [(r.shape, r.type.dtype) for r in eqn.refs]
+  if eqn.params["a_in"] == "ref":
+    return tuple(refs)
+  a = eqn.values[1].type
+  assert isinstance(a, TileType)
+  return ((a.shape, a.dtype), *refs)
+
+
+@type_rules.register(gemm_p, gemm_async_p)
+def _gemm_type(eqn: Eqn) -> tuple[()]:
+  name, in_ref = eqn.primitive.name, eqn.params["a_in"] == "ref"
+  check(eqn.params["policy"] in POLICIES, f"{name}: policy {eqn.params['policy']!r}")
+  check(len(eqn.refs) == 2 + in_ref and len(eqn.values) == 2 - in_ref, f"{name}: operands do not fit a_in")
+  check(eqn.values[0].type == TileType((), dtypes.bool_), f"{name}: accumulate is {eqn.values[0].type}")
+  a, b, acc = _operand_types(eqn)
+  check(len(a[0]) == len(b[0]) == len(acc[0]) == 2 and a[0][1] == b[0][0] and acc[0] == (a[0][0], b[0][1]),
+        f"{name}: a is {list(a[0])}, b is {list(b[0])}, acc is {list(acc[0])}")
+  check(a[1] == b[1] and acc[1] in ACCUMULATORS.get(a[1], ()),
+        f"{name}: a is {dtypes.short_name(a[1])}, b is {dtypes.short_name(b[1])}, acc is {dtypes.short_name(acc[1])}")
+  check(eqn.refs[-1].type.space is Space.FRAGMENT and eqn.refs[-2].type.space is Space.SHARED
+        and eqn.refs[0].type.space is not Space.GLOBAL, f"{name}: operands are in the wrong spaces")
+  return ()
+
+
+@effect_rules.register(gemm_p, gemm_async_p)
+def _gemm_effects(eqn: Eqn) -> tuple[Effect, ...]:
+  *inputs, acc = range(len(eqn.refs))
+  accumulate = eqn.values[0]
+  overwrites = isinstance(accumulate, Literal) and not accumulate.value
+  order = (OrderEffect("gemm_async"),) if eqn.primitive is gemm_async_p else ()
+  return (*map(read, inputs), *(() if overwrites else (read(acc),)), write(acc), *order)
+
+
+@type_rules.register(wgmma_wait_p)
+def _wait_type(eqn: Eqn) -> tuple[()]:
+  check(0 <= eqn.params["n"] <= _MAX_PENDING, f"wgmma_wait: n is {eqn.params['n']}")
+  return ()
+
+
+@effect_rules.register(wgmma_wait_p)
+def _wait_effects(eqn: Eqn) -> tuple[Effect, ...]:
+  return (OrderEffect("wgmma_wait"),)
+
+
+def gemm(a: Any, b: Any, acc: Any, *, accumulate: Any = True, policy: str | None = None, dispatch: str | None = None,
+         **unknown: Any) -> None:
+  """`acc += a @ b`, or `acc = a @ b`.
+
+  Args:
+    a: [m, k] in shared memory or a fragment, or a tile value. Transposes are views: `a_s.T`.
+    b: [k, n] in shared memory, of a's dtype (f16 or bf16).
+    acc: f32[m, n], a fragment.
+    accumulate: bool, or a bool scalar.
+    policy: how warpgroups divide acc: tt.SQUARE (default), tt.FULL_ROW or tt.FULL_COL.
+    dispatch: force an implementation: "wgmma" or "mma".
+  Raises:
+    TileTypeError: shapes, dtypes or spaces do not fit.
+
+  Example, in a kernel:
+    >>> tt.gemm(q_s, k_s.T, scores, accumulate=False)  # doctest: +SKIP
+  """
+  _gemm(gemm_p, "gemm", a, b, acc, accumulate, policy, dispatch, unknown)
+
+
+def gemm_async(a: Any, b: Any, acc: Any, *, accumulate: Any = True, policy: str | None = None,
+               dispatch: str | None = None, **unknown: Any) -> None:
+  """Issues `acc += a @ b` and commits it as one wgmma group (level 0); acc, a and b are in use until tt.wgmma_wait."""
+  _gemm(gemm_async_p, "gemm_async", a, b, acc, accumulate, policy, dispatch, unknown)
+
+
+def wgmma_wait(n: int = 0) -> None:
+  """Waits until at most `n` wgmma groups are pending (level 0)."""
+  if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= _MAX_PENDING:
+    raise TileTypeError(f"wgmma_wait: n is {n!r}, it must be a Python int from 0 to {_MAX_PENDING}", loc=user_loc())
+  bind(wgmma_wait_p, (), dict(n=n))
+
+
+def _gemm(primitive: Primitive, what: str, a: Any, b: Any, acc: Any, accumulate: Any, policy: str | None,
+          dispatch: str | None, unknown: dict[str, Any]) -> None:
+  refuse_keywords(what, unknown, _WORDS)
+  policy = SQUARE if policy is None else policy
+  if policy not in POLICIES:
+    raise TileTypeError(f"{what}: policy is {policy!r}", loc=user_loc(), hint="tt.SQUARE, tt.FULL_ROW or tt.FULL_COL")
+  if dispatch not in _DISPATCH:
+    raise TileTypeError(f"{what}: dispatch is {dispatch!r}", loc=user_loc(),
+                        hint="one of " + ", ".join(map(repr, _DISPATCH)))
+  if not isinstance(a, (Ref, Tile)):
+    operand(a, f"{what}: a")
+    raise TileTypeError(f"{what}: a is the number {a}", loc=user_loc(),
+                        hint="a shared or fragment reference, or a tile")
+  b, acc = _reference(what, "b", b), _reference(what, "acc", acc)
+  _check_spaces(what, a, b, acc)
+  _check_shapes(what, a, b, acc)
+  _check_dtypes(what, a, b, acc)
+  flag = predicate(accumulate, f"{what}: accumulate")
+  in_ref = isinstance(a, Ref)
+  views = (*((a.view,) if isinstance(a, Ref) else ()), b.view, acc.view)
+  operands = (*(a.operands if isinstance(a, Ref) else ()), *b.operands, *acc.operands, flag, *(() if in_ref else (a,)))
+  bind(primitive, operands, dict(views=views, policy=policy, dispatch=dispatch, a_in="ref" if in_ref else "value"))
+
+
+def _reference(what: str, name: str, x: Any) -> Ref:
+  if isinstance(x, Ref):
+    return x
+  hint = {"acc": "acc = tt.alloc_fragment((m, n), jnp.float32)",
+          "b": "b must be in shared memory: b_s[...] = value, then tt.gemm(a, b_s, acc)"}[name]
+  if not isinstance(x, Tile):
+    operand(x, f"{what}: {name}")
+  kind = f"a value {x.type}" if isinstance(x, Tile) else type(x).__name__
+  raise TileTypeError(f"{what}: {name} is {kind}, not a reference", loc=user_loc(), hint=hint)
+
+
+def _check_spaces(what: str, a: Ref | Tile, b: Ref, acc: Ref) -> None:
+  for name, x, spaces in (("a", a, (Space.SHARED, Space.FRAGMENT)), ("b", b, (Space.SHARED,)),
+                          ("acc", acc, (Space.FRAGMENT,))):
+    if isinstance(x, Ref) and x.space not in spaces:
+      hint = "copy it first: tt.copy(x.at[...], x_s)"
+      if name == "acc":
+        hint = "acc = tt.alloc_fragment((m, n), jnp.float32)"
+      raise TileTypeError(f"{what}: {name} is {describe(x)}, it must be in {' or '.join(map(str, spaces))} memory",
+                          loc=user_loc(), hint=hint)
+
+
+def _check_shapes(what: str, a: Ref | Tile, b: Ref, acc: Ref) -> None:
+  shapes = {}
+  for name, x in (("a", a), ("b", b), ("acc", acc)):
+    shapes[name] = x.shape if isinstance(x, Tile) else static_shape(x, f"{what}: {name}")
+    if len(shapes[name]) != 2:
+      raise TileTypeError(f"{what}: {name} has {len(shapes[name])} dimensions, shape {list(shapes[name])}; "
+                          "it takes two", loc=user_loc(), hint="an integer index removes a dimension: a_s.at[slot]")
+  (m, k), (k2, n) = shapes["a"], shapes["b"]
+  if k != k2:
+    hint = None
+    if n == k:
+      hint = f"pass the view {plain_name(b)}.T"
+    elif m == k2:
+      hint = f"pass the view {plain_name(a)}.T"
+    raise TileTypeError(f"{what} contracts K={k} of a {[m, k]} with K={k2} of b {[k2, n]}", loc=user_loc(), hint=hint)
+  if shapes["acc"] != (m, n):
+    raise TileTypeError(f"{what}: acc is {list(shapes['acc'])} but a @ b is {[m, n]}", loc=user_loc())
+
+
+def _check_dtypes(what: str, a: Ref | Tile, b: Ref, acc: Ref) -> None:
+  for name, x in (("a", a), ("b", b)):
+    if x.dtype not in ACCUMULATORS:
+      raise TileTypeError(f"{what}: {name} is {dtypes.short_name(x.dtype)}, it takes "
+                          f"{' or '.join(map(dtypes.short_name, ACCUMULATORS))}", loc=user_loc(),
+                          hint="convert it: x_s[...] = value.astype(jnp.bfloat16)")
+  if a.dtype != b.dtype:
+    raise TileTypeError(f"{what}: a is {dtypes.short_name(a.dtype)}, b is {dtypes.short_name(b.dtype)}", loc=user_loc(),
+                        hint="convert one: a[...].astype(b.dtype)")
+  if acc.dtype not in ACCUMULATORS[a.dtype]:
+    raise TileTypeError(f"{what}: acc is {dtypes.short_name(acc.dtype)}, it takes "
+                        f"{' or '.join(map(dtypes.short_name, ACCUMULATORS[a.dtype]))}", loc=user_loc(),
+                        hint="acc = tt.alloc_fragment((m, n), jnp.float32), and .astype at the end")
+
+

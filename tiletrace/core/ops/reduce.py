@@ -1,0 +1,104 @@
+"""Reductions with jnp's names; sums of 16-bit floats accumulate in f32, and nothing widens to 64 bits."""
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import numpy as np
+
+from tiletrace.core import dtypes
+from tiletrace.core.effects import Effect
+from tiletrace.core.errors import TileIndexError
+from tiletrace.core.graph import Eqn, Primitive
+from tiletrace.core.operands import check, tile_types
+from tiletrace.core.ops.shape import reshape, tile_argument
+from tiletrace.core.rules import effect_rules, type_rules
+from tiletrace.core.source import user_loc
+from tiletrace.core.tile import METHODS, Tile, bind_tile
+from tiletrace.core.types import TileType
+
+reduce_sum_p = Primitive("reduce_sum")
+reduce_max_p = Primitive("reduce_max")
+reduce_min_p = Primitive("reduce_min")
+reduce_prod_p = Primitive("reduce_prod")
+
+
+@type_rules.register(reduce_sum_p, reduce_max_p, reduce_min_p, reduce_prod_p)
+def _reduce_type(eqn: Eqn) -> tuple[TileType, ...]:
+  (x,), axes = tile_types(eqn.invars), eqn.params["axes"]
+  check(list(axes) == sorted(set(axes)) and all(0 <= a < len(x.shape) for a in axes),
+        f"{eqn.primitive}: axes {axes} of {x}")
+  check(x.dtype != dtypes.bool_ or eqn.primitive in (reduce_max_p, reduce_min_p), f"{eqn.primitive} of bool")
+  return (TileType(tuple(n for a, n in enumerate(x.shape) if a not in axes), x.dtype),)
+
+
+@effect_rules.register(reduce_sum_p, reduce_max_p, reduce_min_p, reduce_prod_p)
+def _pure(eqn: Eqn) -> tuple[Effect, ...]:
+  return ()
+
+
+def _reduce(primitive: Primitive, what: str, x: Any, axis: Any, keepdims: bool) -> Tile:
+  value = tile_argument(x, f"{what}: x")
+  axes = _axes(what, value, axis)
+  out = bind_tile(primitive, [value], axes=axes) if axes else value
+  if not keepdims:
+    return out
+  return reshape(out, tuple(1 if a in axes else n for a, n in enumerate(value.shape)))
+
+
+def _axes(what: str, x: Tile, axis: Any) -> tuple[int, ...]:
+  if axis is None:
+    return tuple(range(x.ndim))
+  axes = tuple(map(operator.index, axis if isinstance(axis, tuple) else (axis,)))
+  if any(not -x.ndim <= a < x.ndim for a in axes) or len({a % x.ndim for a in axes}) != len(axes):
+    raise TileIndexError(f"{what}: axis {axis} of {x.type}", loc=user_loc())
+  return tuple(sorted(a % x.ndim for a in axes))
+
+
+def _accumulated(primitive: Primitive, what: str, x: Any, axis: Any, keepdims: bool, dtype: Any) -> Tile:
+  value = tile_argument(x, f"{what}: x")
+  to = dtypes.canonical(dtype) if dtype is not None else dtypes.i32 if value.dtype == dtypes.bool_ else value.dtype
+  wide = dtypes.f32 if dtypes.is_float(to) and to.itemsize < 4 else to
+  return _reduce(primitive, what, value.astype(wide), axis, keepdims).astype(to)
+
+
+def sum_(x: Any, axis: Any = None, *, keepdims: bool = False, dtype: Any = None) -> Tile:
+  """Sum over `axis` (all by default) in the dtype of x; bool sums to i32."""
+  return _accumulated(reduce_sum_p, "sum", x, axis, keepdims, dtype)
+
+
+def prod(x: Any, axis: Any = None, *, keepdims: bool = False, dtype: Any = None) -> Tile:
+  """Product over `axis` (all by default) in the dtype of x; bool multiplies to i32."""
+  return _accumulated(reduce_prod_p, "prod", x, axis, keepdims, dtype)
+
+
+def max_(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tile:
+  """Maximum over `axis` (all by default); NaN if any element is."""
+  return _reduce(reduce_max_p, "max", x, axis, keepdims)
+
+
+def min_(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tile:
+  """Minimum over `axis` (all by default); NaN if any element is."""
+  return _reduce(reduce_min_p, "min", x, axis, keepdims)
+
+
+def any_(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tile:
+  """Whether any element over `axis` is not 0."""
+  return _reduce(reduce_max_p, "any", tile_argument(x, "any: x").astype(np.bool_), axis, keepdims)
+
+
+def all_(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tile:
+  """Whether every element over `axis` is not 0."""
+  return _reduce(reduce_min_p, "all", tile_argument(x, "all: x").astype(np.bool_), axis, keepdims)
+
+
+def mean(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tile:
+  """Mean over `axis` (all by default); of integers in f32."""
+  value = tile_argument(x, "mean: x")
+  to = value.dtype if dtypes.is_float(value.dtype) else dtypes.f32
+  n = math.prod(value.shape[a] for a in _axes("mean", value, axis))
+  return (sum_(value, axis, keepdims=keepdims, dtype=dtypes.promote(to, dtypes.f32)) / n).astype(to)
+
+
+METHODS.update(sum=sum_, max=max_, min=min_, mean=mean)
