@@ -15,7 +15,7 @@ _STDLIB = tuple({os.path.dirname(os.__file__) + os.sep, sysconfig.get_paths()["s
 _FOREIGN = tuple(f"{os.sep}site-packages{os.sep}{p}{os.sep}" for p in ("jax", "jaxlib", "numpy", "ml_dtypes"))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def is_user_file(filename: str) -> bool:
   """Not tiletrace (but its kernels/), jax, jaxlib, numpy or the standard library."""
   if filename.startswith(_PACKAGE):
