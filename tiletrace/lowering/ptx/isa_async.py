@@ -1,10 +1,10 @@
-"""Asynchronous copies, TMA, mbarriers, proxies and fences (PTX ISA 9.7.9.25 - 9.7.9.27, 9.7.13)."""
+"""Asynchronous copies, TMA, mbarriers, proxies and fences (PTX ISA 9.7.9, 9.7.13)."""
 from __future__ import annotations
 
 from tiletrace.lowering.ptx.instr import row
 
-COPY = "9.7.9.25 Asynchronous Copy"
-TENSOR = "9.7.9.27 Tensor Copy"
+COPY = "9.7.9 Data Movement and Conversion Instructions: asynchronous copy"
+TENSOR = "9.7.9 Data Movement and Conversion Instructions: tensor copy"
 BARRIER = "9.7.13 Parallel Synchronization and Communication Instructions: mbarrier"
 FENCE_SECTION = "9.7.13 Parallel Synchronization and Communication Instructions: membar, fence"
 

@@ -18,9 +18,15 @@ LD_GLOBAL = row("ld.global.{nc}.{l1}.{l2}.{vec}.{type}", "=d:~type*vec, [a:b64]"
                 l2="- L2::64B L2::128B L2::256B", vec="- v2 v4", type=_TYPES)
 ST_GLOBAL = row("st.global.{l1}.{vec}.{type}", "[a:b64], b:~type*vec", DATA, legal=_fits_16_bytes,
                 l1="- L1::no_allocate L1::evict_first L1::evict_last", vec="- v2 v4", type=_TYPES)
-LD_SHARED = row("ld.shared.{vec}.{type}", "=d:~type*vec, [a:b32]", DATA, legal=_fits_16_bytes, vec="- v2 v4",
+LD_SHAATOM_HALF = row("atom.{sem}.{scope}.global.add.noftz.{type}", "=d:type, [a:b64], b:type", ATOMIC,
+                sem="relaxed acquire release acq_rel", scope="cta gpu sys", type="f16 f16x2 bf16 bf16x2",
+                floors={"bf16": "sm_90", "bf16x2": "sm_90"})
+RED = row("ld.shared.{vec}.{type}", "=d:~type*vec, [a:b32]", DATA, legal=_fits_16_bytes, vec="- v2 v4",
                 type=_TYPES)
-ST_SHARED = row("st.shared.{vec}.{type}", "[a:b32], b:~type*vec", DATA, legal=_fits_16_bytes, vec="- v2 v4",
+ST_SHAATOM_HALF = row("atom.{sem}.{scope}.global.add.noftz.{type}", "=d:type, [a:b64], b:type", ATOMIC,
+                sem="relaxed acquire release acq_rel", scope="cta gpu sys", type="f16 f16x2 bf16 bf16x2",
+                floors={"bf16": "sm_90", "bf16x2": "sm_90"})
+RED = row("st.shared.{vec}.{type}", "[a:b32], b:~type*vec", DATA, legal=_fits_16_bytes, vec="- v2 v4",
                 type=_TYPES)
 LD_PARAM = row("ld.param.{vec}.{type}", "=d:~type*vec, [a:b64]", DATA, legal=_fits_16_bytes, vec="- v2 v4",
                type=_TYPES)
@@ -64,6 +70,9 @@ ATOM = row("atom.{sem}.{scope}.{space}.{op}.{type}", "=d:type, [a:address], b:ty
 ATOM_CAS = row("atom.{sem}.{scope}.{space}.cas.{type}", "=d:type, [a:address], b:type, c:type", ATOMIC,
                derive=_address, sem="relaxed acquire release acq_rel", scope="cta cluster gpu sys",
                space="global shared", type="b32 b64", floors={"cluster": "sm_90"})
+ATOM_HALF = row("atom.{sem}.{scope}.global.add.noftz.{type}", "=d:type, [a:b64], b:type", ATOMIC,
+                sem="relaxed acquire release acq_rel", scope="cta gpu sys", type="f16 f16x2 bf16 bf16x2",
+                floors={"bf16": "sm_90", "bf16x2": "sm_90"})
 RED = row("red.{sem}.{scope}.{space}.{op}.{type}", "[a:address], b:type", ATOMIC,
           legal=lambda m: m["op"] != "exch" and _legal_atom(m), derive=_address, sem="relaxed release",
           scope="cta cluster gpu sys", space="global shared", op="add min max inc dec and or xor",
