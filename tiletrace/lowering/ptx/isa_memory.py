@@ -18,15 +18,9 @@ LD_GLOBAL = row("ld.global.{nc}.{l1}.{l2}.{vec}.{type}", "=d:~type*vec, [a:b64]"
                 l2="- L2::64B L2::128B L2::256B", vec="- v2 v4", type=_TYPES)
 ST_GLOBAL = row("st.global.{l1}.{vec}.{type}", "[a:b64], b:~type*vec", DATA, legal=_fits_16_bytes,
                 l1="- L1::no_allocate L1::evict_first L1::evict_last", vec="- v2 v4", type=_TYPES)
-LD_SHAATOM_HALF = row("atom.{sem}.{scope}.global.add.noftz.{type}", "=d:type, [a:b64], b:type", ATOMIC,
-                sem="relaxed acquire release acq_rel", scope="cta gpu sys", type="f16 f16x2 bf16 bf16x2",
-                floors={"bf16": "sm_90", "bf16x2": "sm_90"})
-RED = row("ld.shared.{vec}.{type}", "=d:~type*vec, [a:b32]", DATA, legal=_fits_16_bytes, vec="- v2 v4",
+LD_SHARED = row("ld.shared.{vec}.{type}", "=d:~type*vec, [a:b32]", DATA, legal=_fits_16_bytes, vec="- v2 v4",
                 type=_TYPES)
-ST_SHAATOM_HALF = row("atom.{sem}.{scope}.global.add.noftz.{type}", "=d:type, [a:b64], b:type", ATOMIC,
-                sem="relaxed acquire release acq_rel", scope="cta gpu sys", type="f16 f16x2 bf16 bf16x2",
-                floors={"bf16": "sm_90", "bf16x2": "sm_90"})
-RED = row("st.shared.{vec}.{type}", "[a:b32], b:~type*vec", DATA, legal=_fits_16_bytes, vec="- v2 v4",
+ST_SHARED = row("st.shared.{vec}.{type}", "[a:b32], b:~type*vec", DATA, legal=_fits_16_bytes, vec="- v2 v4",
                 type=_TYPES)
 LD_PARAM = row("ld.param.{vec}.{type}", "=d:~type*vec, [a:b64]", DATA, legal=_fits_16_bytes, vec="- v2 v4",
                type=_TYPES)
