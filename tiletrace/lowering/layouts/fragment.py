@@ -2,11 +2,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+
 from tiletrace.lowering.layouts import f2
-from tiletrace.lowering.layouts.normal import REPLICA, Outer
-from tiletrace.lowering.layouts.relation import Layout, build
+from tiletrace.lowering.layouts.normal import REPLICA, NotALayout, Outer
+from tiletrace.lowering.layouts.relation import Layout, build, fit
 
 FragmentLayout = Layout      # axes reg, lane, warp
 
@@ -81,6 +84,73 @@ def _lanes_along(units: int, unit_bytes: int) -> int:
   fewest = min(_ceil_pow2(units), max(1, min(32, 64 // max(1, unit_bytes))))
   candidates = [1 << b for b in range(6) if fewest <= 1 << b <= _ceil_pow2(units)]
   return min(candidates, key=lambda n: (-(-units // n) * n, -n))
+
+
+def fragment_view(layout: FragmentLayout, starts: Sequence[int],
+                  sizes: Sequence[int]) -> tuple[FragmentLayout, tuple[int, ...]] | None:
+  """The box [starts, starts + sizes) of a fragment: its layout and its registers, in order.
+
+  None unless the box takes whole registers of every thread.
+
+  Example: `fragment_view(wgmma_accumulator(64, 256), (0, 64), (64, 64))` is the layout of (64, 64) in registers 32..63.
+  """
+  starts, sizes = tuple(starts), tuple(sizes)
+  table = layout.table(("reg", *(a for a in layout.axes if a != "reg")))
+  inside = np.ones(table.shape[:-1], bool)
+  for d, (start, size) in enumerate(zip(starts, sizes)):
+    inside &= (table[..., d] >= start) & (table[..., d] < start + size)
+  whole = inside.reshape(len(inside), -1)
+  if (whole.any(axis=1) != whole.all(axis=1)).any() or not whole.any():
+    return None
+  registers = np.flatnonzero(whole[:, 0])
+  axes = ("reg", *(a for a in layout.axes if a != "reg"))
+  try:
+    part = fit(axes, sizes, table[registers] - np.array(starts, table.dtype))
+  except NotALayout:
+    return None
+  origin = {a: x for a, x in layout.origin if a != "reg"}
+  return part.with_origin(**origin), tuple(int(r) for r in registers)
+
+
+@dataclass(frozen=True)
+class Reduction:
+  """How a fragment is reduced over some dimensions.
+
+  Attributes:
+    layout: of the result.
+    registers: for each result register, the registers to combine inside the thread.
+    lanes: XOR masks for `shfl.sync.bfly`, in any order.
+    warps: groups of warps that hold parts of the same results (minus the origin); one warp each where none do.
+  """
+  layout: FragmentLayout
+  registers: tuple[tuple[int, ...], ...]
+  lanes: tuple[int, ...]
+  warps: tuple[tuple[int, ...], ...]
+
+
+@lru_cache(maxsize=256)
+def reduction(layout: FragmentLayout, dims: tuple[int, ...]) -> Reduction:
+  """Plans a reduction: a tree in the thread, then lanes, then warps. Copies count once.
+
+  Example: over the columns of `wgmma_accumulator(64, 64)`: two results of 16 registers each, lane masks 1 and 2.
+  """
+  unique, to_unique = drop_copies(layout)
+  result, to_result = drop_copies(unique.project(dims))
+  groups: list[list[int]] = [[] for _ in range(result.extent("reg"))]
+  for reg, target in enumerate(to_result):
+    groups[target].append(to_unique.index(reg))
+  masks = f2.kernel(result.columns("lane"))          # lanes of one result; those that hold other elements are combined
+  moved = [f2.apply(unique.columns("lane"), m) for m in masks]
+  lanes = [m for i, m in enumerate(masks) if f2.rank(moved[:i + 1]) > f2.rank(moved[:i])]
+  crossing = [g for g in result.kernel().bits if len(g) > 1]
+  assert not crossing, f"reducing {layout} over {dims} mixes axes: {crossing}"
+  full, table = (t.restrict("warp").table(("warp",)) for t in (unique, result))
+  parts: dict[tuple[int, ...], dict[tuple[int, ...], int]] = {}
+  for w in range(len(table)):
+    if table.shape[1:] == (0,) or table[w].min() >= 0:
+      parts.setdefault(tuple(table[w].tolist()), {}).setdefault(tuple(full[w].tolist()), w)
+  warps = tuple(tuple(p.values()) for p in parts.values())
+  return Reduction(result, tuple(tuple(g) for g in groups), tuple(lanes), warps)
 
 
 def drop_copies(layout: FragmentLayout) -> tuple[FragmentLayout, tuple[int, ...]]:

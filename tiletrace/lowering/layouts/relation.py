@@ -126,18 +126,22 @@ class Layout:
   def table(self, axes: Sequence[str] | None = None) -> np.ndarray:
     """Every point's element: int32 [*extents of axes, rank], -1 in holes. Axes not listed stand at their origin."""
     axes = self.axes if axes is None else tuple(axes)
-    xor, total = np.zeros(self.rank, np.int32), np.zeros(self.rank, np.int32)
-    hole = np.zeros((), bool)
-    for k, axis in enumerate(axes):
-      x, t, h = self._axis_table(axis)
-      lead = (slice(None), *(None,) * (len(axes) - k - 1))
-      xor, total = xor ^ x[lead], total + t[lead]
+    parts = [self._axis_table(axis) for axis in axes]
+    lead = [(slice(None), *(None,) * (len(axes) - k - 1)) for k in range(len(axes))]
+    shape = tuple(len(h) for _, _, h in parts)
+    out = np.empty((self.rank, *shape), np.int32)        # dimension first: whole rows for numpy's inner loops
+    for d in range(self.rank):
+      xor, total = np.int32(0), np.int32(0)
+      for (x, t, _), at in zip(parts, lead):
+        if x[:, d].any():
+          xor = xor ^ x[:, d][at]
+        if t[:, d].any():
+          total = total + t[:, d][at]
+      out[d] = xor + total
+    for (_, _, h), at in zip(parts, lead):
       if h.any():
-        hole = hole | h[lead]
-    out = xor + total
-    if hole.any():
-      out[np.broadcast_to(hole, out.shape[:-1])] = -1
-    return out
+        out[:, np.broadcast_to(h[at], shape)] = -1
+    return np.moveaxis(out, 0, -1)
 
   def _axis_table(self, axis: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rest = np.arange(self.extent(axis), dtype=np.int32)

@@ -38,9 +38,11 @@ class ShufflePlan:
   lane mask exchanges every register i with i ^ mask; the steps; `receive_swaps` likewise on what was received. The
   source lane's base is the XOR of `lane_columns` at the one bits of the receiving lane.
 
-  Registers of the plan are words of `pack` elements. Each repeat adds (source, destination) to `send` and `receive`.
+  Registers of the plan are words of `pack` elements: `sources` go in and one a step comes out. Each repeat adds its
+  (source, destination) to the register numbers.
   """
   pack: int
+  sources: int
   lane_columns: tuple[int, ...]
   send_swaps: tuple[Swap, ...]
   receive_swaps: tuple[Swap, ...]
@@ -161,7 +163,8 @@ def shuffle_plan(src: Layout, dst: Layout, pack: int = 1) -> ShufflePlan | None:
     steps.append(ShuffleStep(f2.apply(c, r0) ^ sent(receiver(moved)), moved, r0))
   if any(x % pack for pair in repeats for x in pair):
     return None
-  return ShufflePlan(pack, tuple(columns), _swaps(send_linear), _swaps(e), tuple(steps),
+  sources = 1 << len(src_core.columns("reg")) - low
+  return ShufflePlan(pack, sources, tuple(columns), _swaps(send_linear), _swaps(e), tuple(steps),
                      tuple((s // pack, t // pack) for s, t in repeats))
 
 
