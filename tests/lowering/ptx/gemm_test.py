@@ -97,7 +97,7 @@ def consumer(b: Builder, tm_c: Reg, smem: Reg, ring: Ring, tid: Reg, wg: Reg):
 
   def body(tile):
     row, col = coordinates(b, tile)
-    k, loop, first = b.new(isa.MOV, 0, type="u32"), b.label("k"), b.new(isa.MOV, 0, type="pred")
+    k, loop, first = b.new(isa.MOV, 0, type="u32"), b.label("k"), b.new(isa.MOV_PRED, 0)
     b.pragma("nounroll")
     b.place(loop)
     wait(b, ring.barrier(ring.full), ring.phase)
@@ -109,7 +109,7 @@ def consumer(b: Builder, tm_c: Reg, smem: Reg, ring: Ring, tid: Reg, wg: Reg):
         1 if kk else first, 1, 1, 0, 1)
     b(isa.WGMMA_COMMIT)
     b(isa.WGMMA_WAIT, 0)
-    b(isa.MOV, first, 1, type="pred")
+    b(isa.MOV_PRED, first, 1)
     b(isa.MBARRIER_ARRIVE, b.addr(ring.barrier(ring.empty)), pred=lane0)
     ring.advance()
     b(isa.ADD, k, k, BK, type="u32")

@@ -62,8 +62,14 @@ def test_literals_take_the_form_of_the_operand_type(b):
   assert last(b) == "mov.b32 %r0, 0fBF800000;"
 
 
+def test_a_predicate_is_0_or_1(b):
+  b.new(isa.MOV_PRED, 1)
+  with pytest.raises(PtxError, match="a is a pred"):
+    b.new(isa.MOV_PRED, 2)
+
+
 @pytest.mark.parametrize("value, type_", [(1 << 32, "u32"), (-(1 << 31) - 1, "s32"), (1.5, "u32"), (1 << 64, "b64"),
-                                          (True, "b32"), (2, "pred")])
+                                          (True, "b32")])
 def test_literals_that_the_type_cannot_hold_are_refused(b, value, type_):
   with pytest.raises(PtxError, match=f"a is a {type_}"):
     b.new(isa.MOV, value, type=type_)

@@ -70,7 +70,7 @@ def test_an_accumulator_needs_no_write_where_scale_d_may_be_false():
     m = Module()
     b = m.entry("k", [], 128).builder()
     d = b.new(isa.MOV, 0, type="b64")
-    p = b.new(isa.MOV, 0, type="pred")
+    p = b.new(isa.MOV_PRED, 0)
     b(isa.WGMMA_SS, b.regs("f32", 4), d, d, p if scale_d is None else scale_d, 1, 1, 0, 0, shape="m64n8k16", d="f32",
       a="f16", b="f16")
     b(isa.RET)

@@ -43,7 +43,8 @@ SHF = row("shf.{dir}.{mode}.b32", "=d:b32, a:b32, b:b32, c:u32", LOGIC, dir="l r
 
 # ---- moves
 
-MOV = row("mov.{type}", "=d:type, a:?type", MOVE, type="pred b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64")
+MOV = row("mov.{type}", "=d:type, a:type", MOVE, type="b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64")
+MOV_PRED = row("mov.pred", "=d:pred, a:?pred", MOVE)
 MOV_SREG = row("mov.{type}", "=d:type, a:sreg", MOVE, type="u32 u64")
 MOV_SYMBOL = row("mov.{type}", "=d:type, a:symbol", MOVE, type="u32 u64 b32 b64")
 
