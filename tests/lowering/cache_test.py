@@ -1,6 +1,7 @@
 """The store of compiled kernels: what it keeps, what it drops, many processes at once."""
 from __future__ import annotations
 
+import doctest
 import os
 import subprocess
 import sys
@@ -160,6 +161,7 @@ def test_threads_share_a_store(directory):
 
 def test_digest_tells_where_a_part_ends():
   assert cache.digest("ab", "c") != cache.digest("a", "bc") != cache.digest("abc")
+  assert doctest.testmod(cache).failed == 0
   assert cache.digest("ä") == cache.digest("ä".encode())
 
 
