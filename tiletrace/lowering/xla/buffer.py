@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,9 +23,19 @@ Scalar = int | np.ndarray | jax.Array
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class CellOrigin:
+  """Where a program's cell begins along a dimension: `value`, which is `lo` plus an affine form in the program ids.
+
+  Every access of the dimension has that form and a rest >= lo, and ends inside the cell.
+  """
+  value: jax.Array
+  lo: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Frame:
   """Where the array of a reference lies: `origin` is the reference's coordinate of the array's first element."""
-  origin: tuple[Scalar, ...]
+  origin: tuple[int | CellOrigin, ...]
   shape: tuple[int, ...]
 
 
@@ -116,15 +127,17 @@ class Window:
   def _position(self, d: int) -> Scalar:
     """The window's first element in the array, clamped into the overhang when it may be farther out."""
     origin, limit = self.frame.origin[d], self.frame.shape[d] - self.spans[d]
-    start = self._part(self.dims[d].start)
-    position = start if isinstance(origin, int) and origin == 0 else start - origin
+    start, r = self._part(self.dims[d].start), self._range(self.dims[d].start)
+    if isinstance(origin, CellOrigin):
+      assert r is not None
+      return r.lo - origin.lo if r.lo == r.hi else start - origin.value
+    position = start if origin == 0 else start - origin
     if isinstance(position, int):
       return min(max(position, 0), limit)
-    r = self._range(self.dims[d].start)
     if r is not None:
       lo, hi = self.ranges.bounds(r)
-      if not isinstance(origin, int) or (lo >= origin and hi - origin <= limit):
-        return position  # a cell's origin is chosen so that every access of the program is inside
+      if lo >= origin and hi - origin <= limit:
+        return position
     return lax.clamp(np.int32(0), position, np.int32(limit))
 
   def _limits(self, d: int, *, bounds: bool) -> list[tuple[int | Dyn | None, int | Dyn | None]]:
@@ -180,9 +193,7 @@ class Window:
       box, mask = lax.pad(box, np.zeros((), box.dtype), between), lax.pad(mask, np.False_, between)
     if mask is not None:
       box = lax.select(mask, box, array if self.is_whole else self._slice(array))
-    if self.is_whole:
-      return box
-    return lax.dynamic_update_slice(array, box, _indices(self.positions), allow_negative_indices=False)
+    return box if self.is_whole else _update(array, box, _indices(self.positions))
 
   def to_view(self, box: jax.Array) -> jax.Array:
     """From the box of root dimensions to the view's shape: squeezed dimensions go, the others are permuted."""
@@ -201,3 +212,26 @@ class Window:
 
 def _indices(positions: Sequence[Scalar]) -> list[jax.Array | np.ndarray]:
   return [np.asarray(p, np.int32) if isinstance(p, int) else p for p in positions]
+
+
+def _update(array: jax.Array, box: jax.Array, starts: list[jax.Array | np.ndarray]) -> jax.Array:
+  """`array` with `box` at `starts`, which are inside."""
+  if is_float(np.dtype(array.dtype)) and array.dtype.itemsize < 4 and array.dtype != np.float16:
+    return _update_bits(array, box, starts)
+  return lax.dynamic_update_slice(array, box, starts, allow_negative_indices=False)
+
+
+@jax.custom_jvp
+def _update_bits(array: jax.Array, box: jax.Array, starts: list[jax.Array | np.ndarray]) -> jax.Array:
+  """XLA's CPU has no bf16: it would convert the whole array to f32 and back at each update, but it moves integers."""
+  bits = np.dtype(f"uint{array.dtype.itemsize * 8}")
+  out = lax.dynamic_update_slice(lax.bitcast_convert_type(array, bits), lax.bitcast_convert_type(box, bits), starts,
+                                 allow_negative_indices=False)
+  return lax.bitcast_convert_type(out, array.dtype)
+
+
+@_update_bits.defjvp
+def _update_bits_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+  (array, box, starts), (d_array, d_box, _) = primals, tangents
+  return (_update_bits(array, box, starts),
+          lax.dynamic_update_slice(d_array, d_box, starts, allow_negative_indices=False))

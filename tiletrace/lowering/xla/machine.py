@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -94,7 +95,7 @@ class Machine:
     return call
 
   def vary(self, x: Any) -> jax.Array:
-    return vary(jax.numpy.asarray(x), self.axes)
+    return vary(jnp.asarray(x), self.axes)
 
   def window(self, ref: RefOperand) -> Window:
     return Window(ref, self.frames[ref.root], self.ranges, self.read)
@@ -121,7 +122,7 @@ class Machine:
     if mask is not None:
       parts.append(window.from_view(_expand(mask, ref.shape)))
     merged = functools.reduce(lax.bitwise_and, parts) if parts else None
-    self.memory[ref.root] = window.write(self.memory[ref.root], box, merged)
+    self.memory[ref.root] = self.vary(window.write(self.memory[ref.root], box, merged))
 
 
 def _expand(x: jax.Array | np.ndarray, shape: tuple[int, ...]) -> jax.Array:

@@ -5,6 +5,7 @@ over carried outputs; where each provably keeps to its own part of the outputs (
 """
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -15,7 +16,7 @@ from jax import lax
 
 from tiletrace.core.graph import TileGraph, Var, walk
 from tiletrace.core.types import RefType, TileType
-from tiletrace.lowering.xla.buffer import Frame, crop, overhangs, pad, padded_frame, poisoned
+from tiletrace.lowering.xla.buffer import CellOrigin, Frame, crop, overhangs, pad, padded_frame, poisoned
 from tiletrace.lowering.xla.machine import Machine, vary, varying_axes
 from tiletrace.lowering.xla.partition import Cell, Cells, partition
 from tiletrace.lowering.xla.ranges import Ranges
@@ -108,13 +109,11 @@ class _Runner:
 
     def program(index: jax.Array) -> list[jax.Array]:
       ids = self._program_ids(index)
-      frames, memory = map(dict, read_only)
+      frames, memory = dict(read_only[0]), dict(read_only[1])
       for v, own in cells.items():
-        origin = tuple(sum((ids[a] * np.int32(k) for a, k in zip(c.axes, c.coefs)), np.int32(c.lo)) if c.axes else c.lo
-                       for c in own)
-        frames[v] = Frame(origin, size := tuple(c.size for c in own))
+        frames[v] = Frame(tuple(_origin(c, ids) for c in own), size := tuple(c.size for c in own))
         if v in before:
-          at = [np.int32(lo) + o for (lo, _), o in zip(hulls[v], origin)]
+          at = [lo + (o.value if isinstance(o, CellOrigin) else o) for (lo, _), o in zip(hulls[v], frames[v].origin)]
           memory[v] = lax.dynamic_slice(before[v], at, size, allow_negative_indices=False)
         else:
           memory[v] = self._poisoned(size, _ref_type(v).dtype)
@@ -164,3 +163,10 @@ class _Runner:
 def _ref_type(v: Var) -> RefType:
   assert isinstance(v.type, RefType)
   return v.type
+
+
+def _origin(c: Cell, program_ids: Sequence[jax.Array | np.ndarray]) -> int | CellOrigin:
+  if not c.axes:
+    return c.lo
+  terms = [jnp.asarray(program_ids[a]) * np.int32(k) for a, k in zip(c.axes, c.coefs)]
+  return CellOrigin(functools.reduce(lax.add, terms, jnp.asarray(c.lo, np.int32)), c.lo)
