@@ -89,7 +89,7 @@ class LoopIterator:
       return self._record()
     self.running = False
     if self.first is not None:
-      trace.shadow = None
+      trace.shadow, self.first.repeated = None, False
       compare(trace, self.first.block(), self.scope.block(), loop.what, loop.loc)
     loop.end(self.first or self.scope)
     raise StopIteration
@@ -258,12 +258,15 @@ def check_rebound_names(branch: Branch, frame: FrameType) -> None:
     changed[name] = (old, new)
   for name in bytecode.read_later(frame, changed):
     old, new = changed[name]
+    if isinstance(new, Value):
+      how = f"'{name}' is rebound to another {'reference' if isinstance(new.type, RefType) else 'value'}"
+    else:
+      how = f"'{name}' was {old!r} and is rebound to {new!r}"
+    said = "new" if isinstance(new, Value) else repr(new)
     choose = isinstance(new.type, TileType) if isinstance(new, Value) else isinstance(new, (bool, int, float))
     branch.trace.fail(ControlFlowError(
-        f"'{name}' was {old!r} and is rebound to {new!r} inside `with {branch.what}`: it would change "
-        f"{branch.whatever}", loc=branch.loc,
-        hint=f"use {name} = tt.where(p, {new!r}, {name})" if choose and not isinstance(new, Value) else
-        f"use {name} = tt.where(p, new, {name})" if choose else f"choose '{name}' before the block"))
+        f"{how} inside `with {branch.what}`: it would change {branch.whatever}", loc=branch.loc,
+        hint=f"use {name} = tt.where(p, {said}, {name})" if choose else f"choose '{name}' before the block"))
 
 
 def same_static(p: Any, q: Any) -> bool:
@@ -303,7 +306,7 @@ def record_function(what: str, loc: Loc, body: Callable[[], Sequence[Atom]], *, 
     try:
       _, again = record()
     finally:
-      trace.shadow = None
+      trace.shadow, scope.repeated = None, False
     compare(trace, block, again, what, loc)
   return block
 

@@ -182,6 +182,8 @@ def _escaped(value: Value) -> ScopeError:
   n = (name or "x").strip("'")
   if isinstance(value.type, RefType):
     hint = f"allocate it before {value.scope.what}"
+  elif value.scope.role is value.scope:
+    hint = "pass it to other threads through shared memory"
   elif value.scope.params.get("branch"):
     hint = (f"tile values are immutable: write {n} = tt.where(p, new, {n}) or tt.cond, "
             "or store into a fragment: ref[...] = new")
