@@ -11,6 +11,7 @@ from tiletrace.core.graph import Eqn, Literal, Primitive, Var
 from tiletrace.core.operands import check
 from tiletrace.core.ops.control import integer
 from tiletrace.core.ops.roles import arrivals
+from tiletrace.core.printer import Printer, print_rules
 from tiletrace.core.rules import effect_rules, type_rules
 from tiletrace.core.source import Loc, user_frame, user_loc
 from tiletrace.core.tile import Tile
@@ -61,6 +62,12 @@ def _sync_type(eqn: Eqn) -> tuple[()]:
 @effect_rules.register(alloc_barrier_p, barrier_wait_p, barrier_arrive_p, barrier_arrive_expect_tx_p, fence_p, sync_p)
 def _ordered(eqn: Eqn) -> tuple[Effect, ...]:
   return (OrderEffect(eqn.primitive.name),)
+
+
+@print_rules.register(barrier_wait_p, barrier_arrive_p, barrier_arrive_expect_tx_p)
+def _print_use(eqn: Eqn, p: Printer) -> str:
+  barrier, index, *phase = map(p.atom, eqn.values)
+  return " ".join([f"{eqn.primitive}{p.params(eqn)} {barrier}[{index}]", *phase])
 
 
 # --- the user's objects

@@ -12,10 +12,11 @@ from tiletrace.core import dtypes
 from tiletrace.core.bytecode import target_name
 from tiletrace.core.effects import Effect, OrderEffect, read, write
 from tiletrace.core.errors import ResourceError, TileIndexError, TileTypeError
-from tiletrace.core.graph import Eqn, Literal, Primitive, RefOperand
+from tiletrace.core.graph import Atom, Eqn, Literal, Primitive, RefOperand
 from tiletrace.core.operands import check, literal, operand, python_number, refuse_keywords, tile_types
 from tiletrace.core.ops.barrier import Barrier
 from tiletrace.core.ops.shape import broadcast_in_dim, reshape, spread, static_size_tuple
+from tiletrace.core.printer import Printer, print_rules
 from tiletrace.core.ref import Ref, describe, ds, gather_error, plain_name, static_shape, view_of
 from tiletrace.core.rules import effect_rules, type_rules
 from tiletrace.core.source import user_frame, user_loc
@@ -125,6 +126,37 @@ def _copy_async_effects(eqn: Eqn) -> tuple[Effect, ...]:
 @effect_rules.register(commit_group_p, wait_group_p)
 def _group_effects(eqn: Eqn) -> tuple[Effect, ...]:
   return (OrderEffect(eqn.primitive.name),)
+
+
+# --- text
+
+@print_rules.register(alloc_p)
+def _print_alloc(eqn: Eqn, p: Printer) -> str:
+  return f"{p.outs(eqn)}alloc{p.params(eqn, 'space', 'shape', 'dtype')}"
+
+
+@print_rules.register(load_p)
+def _print_load(eqn: Eqn, p: Printer) -> str:
+  return f"{p.binder(eqn.outvars[0])} <- {p.ref(eqn.refs[0])}{_print_options(eqn, p, eqn.values)}"
+
+
+@print_rules.register(store_p)
+def _print_store(eqn: Eqn, p: Printer) -> str:
+  value, *mask = eqn.values
+  return f"{p.ref(eqn.refs[0])} <- {p.atom(value)}{_print_options(eqn, p, mask)}"
+
+
+@print_rules.register(copy_p, copy_async_p)
+def _print_copy(eqn: Eqn, p: Printer) -> str:
+  src, dst = eqn.refs
+  barrier = " on {}[{}]".format(*map(p.atom, eqn.values)) if eqn.values else ""
+  return (f"{p.ref(dst)} <- {eqn.primitive}{p.params(eqn, 'fill_value')} {p.ref(src)}{barrier}"
+          f"{_print_options(eqn, p, ())}")
+
+
+def _print_options(eqn: Eqn, p: Printer, mask: Sequence[Atom]) -> str:
+  fill = eqn.params.get("fill_value", 0)
+  return (f" fill_value={fill!r}" if fill != 0 else "") + "".join(f" mask={p.atom(m)}" for m in mask)
 
 
 # --- allocation

@@ -11,6 +11,7 @@ from tiletrace.core.errors import TileTypeError
 from tiletrace.core.graph import Eqn, Literal, Primitive
 from tiletrace.core.operands import check, operand, refuse_keywords
 from tiletrace.core.ops.control import predicate
+from tiletrace.core.printer import Printer, print_rules
 from tiletrace.core.ref import Ref, describe, plain_name, static_shape
 from tiletrace.core.rules import effect_rules, type_rules
 from tiletrace.core.source import user_loc
@@ -81,6 +82,16 @@ def _wait_type(eqn: Eqn) -> tuple[()]:
 @effect_rules.register(wgmma_wait_p)
 def _wait_effects(eqn: Eqn) -> tuple[Effect, ...]:
   return (OrderEffect("wgmma_wait"),)
+
+
+@print_rules.register(gemm_p, gemm_async_p)
+def _print_gemm(eqn: Eqn, p: Printer) -> str:
+  *inputs, acc = map(p.ref, eqn.refs)
+  accumulate, *a = eqn.values
+  becomes = "=" if isinstance(accumulate, Literal) and not accumulate.value else "+="
+  when = "" if isinstance(accumulate, Literal) else f" if {p.atom(accumulate)}"
+  product = " @ ".join([*map(p.atom, a), *inputs])
+  return f"{acc} {becomes} {eqn.primitive}{p.params(eqn, 'a_in')} {product}{when}"
 
 
 def gemm(a: Any, b: Any, acc: Any, *, accumulate: Any = True, policy: str | None = None, dispatch: str | None = None,
