@@ -91,7 +91,8 @@ def test_only_a_for_statement_is_no_consumer():
 
 @pytest.mark.parametrize("consume, by", [
     (lambda a: list(a), "by a function such as zip"), (lambda a: [*a], "by * unpacking"),
-    (lambda a: [x + 1 for x in a], "by a comprehension"), (lambda a: {x: 0 for y in (1,) for x in a}, "by a comprehension"),
+    (lambda a: [x + 1 for x in a], "by a comprehension"),
+    (lambda a: {x: 0 for y in (1,) for x in a}, "by a comprehension"),
     (lambda a: 3 in a, "by `in`"), (lambda a: print(*a, end=""), "by a call f(*loop)")])
 def test_other_consumers_are_named(consume: Any, by: str):
   asked = Asked()

@@ -219,7 +219,9 @@ ABLATIONS: dict[str, tuple[list[tuple[Any, str, Any]], str]] = {
                           "when_two_items when_multiline return_out_of_a_role continue_out_of_elect"),
   "rebound names": ([(scopes, "check_rebound_names", lambda *args: None)],
                     "when_rebinds_python_int when_rebinds_for_the_next_python_iteration when_rebinds_to_an_outer_tile "
-                    "when_rebinds_a_reference when_decorator_rebinds_nonlocal"),
+                    "when_rebinds_a_reference when_decorator_rebinds_nonlocal count_read_after_the_loop "
+                    "flag_read_after_the_loop outer_tile_chosen_in_a_loop fori_loop_counts_calls "
+                    "cond_rebinds_nonlocal"),
   "poison of exceptions": ([(Trace, "abandon", without_pending(Trace.abandon))],
                            "exception_caught_outside when_exception_caught when_decorator_exception_caught "
                            "exception_out_of_fori_loop_caught"),

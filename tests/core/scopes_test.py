@@ -178,11 +178,30 @@ def test_a_rebound_number_shows_both_values_and_the_choice():
     y[n, :] = x[n, :]
 
   says(k, """
-    'n' was 0 and is rebound to 1 inside `with tt.when`: it would change whatever the condition is [TT100]
+    'n' was 0 and is rebound to 1 inside `with tt.when`, and read after it: it would change whatever the \
+condition is [TT100]
       at k.py:2:10 (k)
             with tt.when(tt.program_id(0) == 0):
                  ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
       hint: use n = tt.where(p, 1, n)
+    """)
+
+
+def test_a_count_of_iterations_is_refused_where_the_loop_stands():
+  def k(x, y):
+    done = 0
+    for n in tt.range(8):
+      y[n, :] = x[n, :]
+      done += 1
+    y[0, :] = 0.0 + done
+
+  says(k, """
+    'done' was 0 and is rebound to 2 inside tt.range, and read after it: it would change whatever the trip count is \
+[TT100]
+      at k.py:2:14 (k)
+            for n in tt.range(8):
+                     ^^^^^^^^^^^
+      hint: keep 'done' in a reference, carry it with tt.fori_loop, or compute it before or after the loop
     """)
 
 

@@ -232,9 +232,13 @@ def _landing(code: CodeType, at: int) -> int:
 # Names.
 
 def read_later(frame: FrameType, names: Iterable[str]) -> set[str]:
-  """Those of `names` that the frame may read, before it writes them, after its current instruction."""
+  """Those of `names` that the frame may read, before it writes them, after its current instruction.
+
+  A `for` statement's instruction counts as the end of its loop.
+  """
   instructions, _ = _decode(frame.f_code)
-  start = _index(frame.f_code, frame.f_lasti) + 1
+  at = _index(frame.f_code, frame.f_lasti)
+  start = _index(frame.f_code, instructions[at].argval) if instructions[at].opname == "FOR_ITER" else at + 1
   return {name for name in names if _is_read(frame.f_code, instructions, start, name)}
 
 

@@ -19,6 +19,7 @@ from tiletrace.core.source import Loc, is_user_file, user_frame, user_loc
 from tiletrace.core.trace import Scope, Trace, Value, current
 from tiletrace.core.types import RefType, TileType
 
+CONDITION, TRIPS = "whatever the condition is", "whatever the trip count is"
 _STATIC = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -54,7 +55,7 @@ class Loop:
           hint=f"write `for i in {self.what}(...):` in the kernel or in a function that takes the body; "
                "Python's range() unrolls and can be zipped"))
     self.entered = True
-    return LoopIterator(self)
+    return LoopIterator(self, dict(frame.f_locals))
 
   def _refuse(self, *_: object) -> NoReturn:
     self.trace.fail(ControlFlowError(f"{self.what} has no length and cannot be indexed, reversed, tested or entered",
@@ -70,10 +71,10 @@ class LoopIterator:
   """Runs the body twice. The second recording sees what Python state the first one left behind: rebound names,
   attributes, lists, iterators, globals. If that reaches an operation, the two differ, or an operand belongs to the
   first recording, whose scope is closed. Loops inside a second recording run once, so depth d costs d + 1 passes."""
-  __slots__ = ("first", "loop", "running", "scope", "trace")
+  __slots__ = ("first", "loop", "names", "running", "scope", "trace")
 
-  def __init__(self, loop: Loop):
-    self.loop, self.trace = loop, loop.trace
+  def __init__(self, loop: Loop, names: dict[str, Any]):
+    self.loop, self.trace, self.names = loop, loop.trace, names
     self.scope: Scope | None = None
     self.first: Scope | None = None
     self.running = False
@@ -91,6 +92,9 @@ class LoopIterator:
     if self.first is not None:
       trace.shadow, self.first.repeated = None, False
       compare(trace, self.first.block(), self.scope.block(), loop.what, loop.loc)
+    frame = user_frame()
+    assert frame is not None
+    check_rebound_names(trace, loop.what, loop.loc, self.names, frame, TRIPS)
     loop.end(self.first or self.scope)
     raise StopIteration
 
@@ -124,7 +128,7 @@ class Branch:
   """
   entered = False
   role = False
-  whatever = "whatever the condition is"  # ends the sentence "a jump would leave it ..."
+  whatever = CONDITION  # ends the sentence "a jump would leave it ..."
 
   def __init__(self, what: str, **params: Any):
     self.what, self.params, self.loc, self.trace = what, params, user_loc(), current()
@@ -158,7 +162,8 @@ class Branch:
   def _close(self, frame: FrameType) -> None:
     assert self.scope is not None
     self.trace.close(self.scope)
-    check_rebound_names(self, frame)
+    check_rebound_names(self.trace, f"`with {self.what}`", self.loc, self.names, frame, self.whatever)
+    self.names = {}
     self.end(self.scope)
 
   def __enter__(self) -> Branch:
@@ -245,13 +250,21 @@ def _poisoned_by_exceptions(trace: Trace, scope: Scope, what: str, loc: Loc) -> 
     raise
 
 
-def check_rebound_names(branch: Branch, frame: FrameType) -> None:
-  """A name that the branch gave another meaning, for every thread and every condition, and that is read later."""
+def check_rebound_names(trace: Trace, what: str, loc: Loc, before: dict[str, Any], frame: FrameType,
+                        whatever: str) -> None:
+  """Refuses a name of the frame that `what` gave another meaning, once and for all, and that is read later.
+
+  Args:
+    trace, what, loc: the construct that ends.
+    before: the frame's names when it began.
+    frame: the frame, at its end.
+    whatever: ends the sentence, e.g. "whatever the condition is".
+  """
   now = frame.f_locals
   changed = {}
-  for name, old in branch.names.items():
+  for name, old in before.items():
     new = now.get(name, old)
-    if new is old or same_static(old, new) or isinstance(new, Branch):
+    if new is old or same_static(old, new) or isinstance(new, (Branch, Loop)):
       continue
     if isinstance(new, Value) and not new.scope.alive:
       continue  # a use of it is refused at its own line
@@ -262,11 +275,13 @@ def check_rebound_names(branch: Branch, frame: FrameType) -> None:
       how = f"'{name}' is rebound to another {'reference' if isinstance(new.type, RefType) else 'value'}"
     else:
       how = f"'{name}' was {old!r} and is rebound to {new!r}"
-    said = "new" if isinstance(new, Value) else repr(new)
-    choose = isinstance(new.type, TileType) if isinstance(new, Value) else isinstance(new, (bool, int, float))
-    branch.trace.fail(ControlFlowError(
-        f"{how} inside `with {branch.what}`: it would change {branch.whatever}", loc=branch.loc,
-        hint=f"use {name} = tt.where(p, {said}, {name})" if choose else f"choose '{name}' before the block"))
+    hint = f"choose '{name}' before"
+    if whatever == TRIPS:
+      hint = f"keep '{name}' in a reference, carry it with tt.fori_loop, or compute it before or after the loop"
+    elif isinstance(new.type, TileType) if isinstance(new, Value) else isinstance(new, (bool, int, float)):
+      hint = f"use {name} = tt.where(p, {'new' if isinstance(new, Value) else repr(new)}, {name})"
+    trace.fail(ControlFlowError(f"{how} inside {what}, and read after it: it would change {whatever}", loc=loc,
+                                hint=hint))
 
 
 def same_static(p: Any, q: Any) -> bool:
@@ -291,7 +306,9 @@ def record_function(what: str, loc: Loc, body: Callable[[], Sequence[Atom]], *, 
     twice: the block may run again after itself: a second recording must equal the first.
     branch: the block runs or does not; a message then proposes a choice between values.
   """
-  trace = current()
+  trace, frame = current(), user_frame()
+  assert frame is not None
+  names = dict(frame.f_locals)
 
   def record() -> tuple[Scope, Block]:
     scope = trace.open(what, loc, branch=branch)
@@ -308,6 +325,7 @@ def record_function(what: str, loc: Loc, body: Callable[[], Sequence[Atom]], *, 
     finally:
       trace.shadow, scope.repeated = None, False
     compare(trace, block, again, what, loc)
+  check_rebound_names(trace, what, loc, names, frame, TRIPS if twice else CONDITION)
   return block
 
 

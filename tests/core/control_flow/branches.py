@@ -235,6 +235,26 @@ def fori_loop_state(x, r):
     return c + n[0] #!
   r[...] = tt.fori_loop(0, 8, body, x)
 
+@case(FLOW)
+def fori_loop_counts_calls(x, r):
+  n = 0
+  def body(i, c):
+    nonlocal n
+    n += 1
+    return c + i
+  s = tt.fori_loop(0, 8, body, x) #!
+  r[...] = s + n
+
+@case(FLOW)
+def cond_rebinds_nonlocal(x, r):
+  n = 0
+  def taken():
+    nonlocal n
+    n = 1
+    return x
+  s = tt.cond(x > 0, taken, lambda: x) #!
+  r[...] = s + n
+
 @case(SCOPE)
 def fori_loop_leak_to_the_next_iteration(x, r):
   last = [x]

@@ -214,6 +214,44 @@ def unused_log(x, r):
   for i in tt.range(4):
     r[...] = x + i; st.n += 1
 
+@case(FLOW)
+def count_read_after_the_loop(x, r):
+  n = 0
+  for i in tt.range(8): #!
+    r[...] = x
+    n += 1
+  r[...] = x + n
+
+@case(FLOW)
+def flag_read_after_the_loop(x, r):
+  found = False
+  for i in tt.range(x): #!
+    found = True
+  if found: r[...] = x
+
+@case(FLOW)
+def outer_tile_chosen_in_a_loop(x, r):
+  m, other = x + 1, x + 2
+  for i in tt.range(x): #!
+    m = other
+  r[...] = m
+
+@case(FLOW)
+def count_of_an_inner_loop_read_in_the_outer(x, r):
+  n = 0
+  for i in tt.range(8):
+    for j in tt.range(8): n += 1 #!
+    r[...] = x + n
+
+@case("ok")
+def rebound_in_a_loop_and_written_before_it_is_read(x, r):
+  n, cols = 0, tt.ds(0, 1)
+  for i in tt.range(8):
+    n, cols = 1, tt.ds(i, 1)
+    r[...] = x + n
+  n, cols = 2, tt.ds(0, 1)
+  r[...] = x + n + cols.size
+
 @case("ok")
 def nan_constant(x, r):
   f = tt.alloc_fragment((), np.float32)

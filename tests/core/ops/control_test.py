@@ -198,7 +198,8 @@ def test_a_static_condition_keeps_or_drops_the_body():
 
 
 @pytest.mark.parametrize("make, says", [
-    (lambda x: x[...] > 0, r"takes a scalar condition, got bool\[64,32\]"), (lambda x: tt.program_id(0), "takes a bool"),
+    (lambda x: x[...] > 0, r"takes a scalar condition, got bool\[64,32\]"),
+    (lambda x: tt.program_id(0), "takes a bool"),
     (lambda x: 1, "takes a bool, got 1"), (lambda x: x, "is a reference, not a value"), (lambda x: None, "NoneType")])
 def test_when_takes_a_bool_scalar(make: Any, says: str):
   def k(x, y):
