@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pathlib
+from collections.abc import Callable
 
 import pytest
 
@@ -26,3 +28,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
   reason = _no_gpu() if needing else None
   for item in needing if reason else ():
     item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+  parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/*.txt with what the tests see")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+  """`golden(name, text)`: the text equals tests/golden/<name>.txt."""
+  def check(name: str, text: str) -> None:
+    path = pathlib.Path(__file__).parent / "golden" / f"{name}.txt"
+    if request.config.getoption("--update-golden"):
+      path.parent.mkdir(exist_ok=True)
+      path.write_text(text)
+    assert text == path.read_text(), f"tests/golden/{name}.txt differs; --update-golden rewrites it"
+  return check
