@@ -1,16 +1,18 @@
 """call_jax: any jax.numpy function of tiles, traced by JAX and recorded as tile operations.
 
-A jaxpr's types are explicit: its operands have the result's shape or are scalars, and one dtype, which is just the
-convention of tile equations. So a rule binds primitives directly; nothing is promoted or broadcast again.
+A jaxpr's types are explicit: operands have equal ranks or are scalars, and one dtype, which is nearly the convention of
+tile equations. So most rules bind primitives directly and promote nothing again.
 """
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.extend import core as jex
 
 from tiletrace.core import dtypes
@@ -20,13 +22,14 @@ from tiletrace.core.graph import Literal, Primitive
 from tiletrace.core.ops import elementwise as ops, reduce as reductions, shape as shapes
 from tiletrace.core.ref import Ref, plain_name
 from tiletrace.core.source import user_loc
-from tiletrace.core.tile import Tile
-from tiletrace.core.trace import bind, current
+from tiletrace.core.tile import Tile, bind_tile
+from tiletrace.core.trace import current
 
 Operand = Tile | Literal
 # A rule: (operands, the jaxpr equation) -> its results.
 JaxRule = Callable[[list[Operand], Any], "Sequence[Operand]"]
 jax_rules: dict[str, JaxRule] = {}
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def call_jax(fn: Callable[..., Any], *args: Any, **static: Any) -> Any:
@@ -76,8 +79,8 @@ def _check_argument(x: Any, name: str) -> None:
 
 def _constant(value: Any, name: str) -> Operand:
   """An array that the function closes over: only a known scalar."""
-  if isinstance(value, jax.core.Tracer) or np.ndim(value):
-    kind = "a JAX tracer" if isinstance(value, jax.core.Tracer) else "an array"
+  if isinstance(value, Tracer) or np.ndim(value):
+    kind = "a JAX tracer" if isinstance(value, Tracer) else "an array"
     raise TileTypeError(f"call_jax({name}): the function closes over {kind} of shape {list(np.shape(value))}",
                         loc=user_loc(), hint="pass it to the kernel, load it, and give the tile to the function")
   array = np.asarray(value)
@@ -98,7 +101,9 @@ class _Recorder:
     env: dict[Any, Operand] = dict(zip(jaxpr.constvars, consts)) | dict(zip(jaxpr.invars, args))
 
     def read(atom: Any) -> Operand:
-      return _constant(np.asarray(atom.val, atom.aval.dtype), self.name) if isinstance(atom, jex.Literal) else env[atom]
+      if _is_var(atom):
+        return env[atom]
+      return _constant(np.asarray(atom.val, atom.aval.dtype), self.name)
 
     for eqn in _live(jaxpr):
       env.update(zip(eqn.outvars, self._apply(eqn, list(map(read, eqn.invars)))))
@@ -142,30 +147,25 @@ def _is_var(atom: Any) -> bool:
 
 # --- what rules are made of
 
-def _dtype(x: Operand) -> np.dtype:
-  return x.type.dtype
-
-
-def _like(x: Operand, value: bool | int | float) -> Literal:
-  """A number of `x`'s dtype."""
-  return Literal(float(value) if dtypes.is_float(_dtype(x)) else value, _dtype(x))
-
-
 def _op(primitive: Primitive, *operands: Operand, **params: Any) -> Tile:
-  return bind(primitive, operands, params)[0]  # type: ignore[return-value]
+  return bind_tile(primitive, operands, **params)
+
+
+def _elementwise(primitive: Primitive, *operands: Operand) -> Tile:
+  """Scalars stay, dimensions of size 1 are repeated."""
+  shape = np.broadcast_shapes(*(x.type.shape for x in operands))
+  return _op(primitive, *(shapes.spread(x, shape) if isinstance(x, Tile) and x.shape else x for x in operands))
 
 
 def _cast(x: Operand, dtype: np.dtype) -> Operand:
-  if _dtype(x) == dtype:
-    return x
   if isinstance(x, Literal):
     return Literal(np.asarray(x.value).astype(dtype).item(), dtype)
-  return _op(ops.cast_p, x, dtype=dtype)
+  return x.astype(dtype)
 
 
-def _rule(*names: str) -> Callable[[Callable[..., Operand]], Callable[..., Operand]]:
+def _rule(*names: str) -> Callable[[F], F]:
   """Registers fn(*operands, **params of the jaxpr equation) -> the one result."""
-  def add(fn: Callable[..., Operand]) -> Callable[..., Operand]:
+  def add(fn: F) -> F:
     for name in names:
       assert name not in jax_rules, name
       jax_rules[name] = lambda operands, eqn: [fn(*operands, **eqn.params)]
@@ -173,8 +173,22 @@ def _rule(*names: str) -> Callable[[Callable[..., Operand]], Callable[..., Opera
   return add
 
 
+def _formula(name: str) -> Callable[[F], F]:
+  """Registers a composition of tile operations, fn(*tiles, **params) -> tile. 16-bit floats go through f32."""
+  def add(fn: F) -> F:
+    def rule(*operands: Operand, **params: Any) -> Operand:
+      tiles = list(map(_as_tile, operands))
+      narrow = tiles[0].dtype if dtypes.is_float(tiles[0].dtype) else dtypes.f32
+      out = fn(*(t.astype(dtypes.f32) if t.dtype.itemsize < 4 and dtypes.is_float(t.dtype) else t for t in tiles),
+               **params)
+      return out.astype(narrow) if dtypes.is_float(out.dtype) else out
+    _rule(name)(rule)
+    return fn
+  return add
+
+
 def _direct(name: str, primitive: Primitive) -> None:
-  jax_rules[name] = lambda operands, eqn: [_op(primitive, *operands)]
+  jax_rules[name] = lambda operands, eqn: [_elementwise(primitive, *operands)]
 
 
 for _name, _primitive in {
@@ -198,138 +212,115 @@ def _identity(x: Operand, **_: Any) -> Operand:
 @_rule("convert_element_type")
 def _convert(x: Operand, *, new_dtype: Any, **_: Any) -> Operand:
   dtype = dtypes.canonical(new_dtype)
-  if dtype == dtypes.bool_ and isinstance(x, Tile) and x.dtype != dtype:
-    return _op(ops.ne_p, x, _like(x, 0))
-  return _cast(x, dtype)
-
-
-@_rule("square")
-def _square(x: Operand) -> Operand:
-  return _op(ops.mul_p, x, x)
-
-
-@_rule("integer_pow")
-def _integer_pow(x: Operand, *, y: int) -> Operand:
-  """Repeated squaring, as XLA does it."""
-  out: Operand | None = None
-  power, n = x, abs(y)
-  while n:
-    if n & 1:
-      out = power if out is None else _op(ops.mul_p, out, power)
-    n >>= 1
-    power = _op(ops.mul_p, power, power) if n else power
-  if out is None:
-    return _full_like(x, 1)
-  return out if y >= 0 else _op(ops.div_p, _like(x, 1), out)
+  return x.astype(dtype) if isinstance(x, Tile) else _cast(x, dtype)
 
 
 @_rule("pow")
 def _pow(x: Operand, y: Operand) -> Operand:
-  return _op(ops.pow_p, x, _cast(y, _dtype(x)))
+  return _elementwise(ops.pow_p, x, _cast(y, x.type.dtype))
 
 
-@_rule("div")
-def _div(x: Operand, y: Operand) -> Operand:
+@_formula("square")
+def _square(x: Tile) -> Tile:
+  return x * x
+
+
+@_formula("integer_pow")
+def _integer_pow(x: Tile, *, y: int) -> Tile:
+  return x ** y
+
+
+@_formula("div")
+def _div(x: Tile, y: Tile) -> Tile:
   """Of integers towards zero."""
-  if dtypes.is_float(_dtype(x)):
-    return _op(ops.div_p, x, y)
-  if _dtype(x).kind == "u":
-    return _op(ops.floordiv_p, x, y)
-  sign = _op(ops.mul_p, _op(ops.sign_p, x), _op(ops.sign_p, y))
-  return _op(ops.mul_p, sign, _op(ops.floordiv_p, _op(ops.abs_p, x), _op(ops.abs_p, y)))
+  if dtypes.is_float(x.dtype):
+    return x / y
+  return x // y if x.dtype.kind == "u" else ops.sign(x) * ops.sign(y) * (abs(x) // abs(y))
 
 
-@_rule("rem")
-def _rem(x: Operand, y: Operand) -> Operand:
-  """Of x / y towards zero: it has x's sign."""
-  if dtypes.is_float(_dtype(x)):
-    quotient = _op(ops.div_p, x, y)
-    whole = _op(ops.mul_p, _op(ops.sign_p, quotient), _op(ops.floor_p, _op(ops.abs_p, quotient)))
-    return _op(ops.sub_p, x, _op(ops.mul_p, whole, y))
-  return _op(ops.sub_p, x, _op(ops.mul_p, _div(x, y), y))
+@_formula("rem")
+def _rem(x: Tile, y: Tile) -> Tile:
+  """x - trunc(x / y) y: it has x's sign."""
+  if not dtypes.is_float(x.dtype):
+    return x - _div(x, y) * y
+  quotient = x / y
+  return x - ops.sign(quotient) * ops.floor(abs(quotient)) * y
 
 
-@_rule("is_finite")
-def _is_finite(x: Operand) -> Operand:
-  return _op(ops.lt_p, _op(ops.abs_p, x), _like(x, math.inf))
+@_formula("is_finite")
+def _is_finite(x: Tile) -> Tile:
+  return abs(x) < math.inf
 
 
-@_rule("tan")
-def _tan(x: Operand, **_: Any) -> Operand:
-  return _op(ops.div_p, _op(ops.sin_p, x), _op(ops.cos_p, x))
+@_formula("tan")
+def _tan(x: Tile, **_: Any) -> Tile:
+  return ops.sin(x) / ops.cos(x)
 
 
-@_rule("log1p")
-def _log1p(x: Operand, **_: Any) -> Operand:
-  """log(u) x / (u - 1) with u = 1 + x rounded, which cancels the rounding (Kahan)."""
-  u = _op(ops.add_p, x, _like(x, 1))
-  d = _op(ops.sub_p, u, _like(x, 1))
-  log = _op(ops.log_p, u)
-  small = _op(ops.select_p, _op(ops.eq_p, d, _like(x, 0)), x, _op(ops.mul_p, log, _op(ops.div_p, x, d)))
-  return _op(ops.select_p, _op(ops.eq_p, u, _like(x, math.inf)), u, small)
+@_formula("log1p")
+def _log1p(x: Tile, **_: Any) -> Tile:
+  """Near 0, where log(1 + x) loses x's bits: 2 artanh(s) = 2 s (1 + s^2 / 3 + s^4 / 5 + ...) with s = x / (2 + x)."""
+  s = x / (x + 2.0)
+  return ops.where(abs(x) < 0.3, 2.0 * s * _polynomial(s * s, [1 / n for n in (9, 7, 5, 3, 1)]), ops.log(x + 1.0))
 
 
-@_rule("expm1")
-def _expm1(x: Operand, **_: Any) -> Operand:
-  """(u - 1) x / log(u) with u = exp(x) rounded, which cancels the rounding (Kahan); only where x is small."""
-  u = _op(ops.exp_p, x)
-  d = _op(ops.sub_p, u, _like(x, 1))
-  small = _op(ops.select_p, _op(ops.eq_p, u, _like(x, 1)), x, _op(ops.mul_p, d, _op(ops.div_p, x, _op(ops.log_p, u))))
-  return _op(ops.select_p, _op(ops.lt_p, _op(ops.abs_p, x), _like(x, 1)), small, d)
+@_formula("expm1")
+def _expm1(x: Tile, **_: Any) -> Tile:
+  """Near 0, where exp(x) - 1 loses x's bits: x (1 + x / 2! + x^2 / 3! + ...)."""
+  series = x * _polynomial(x, [1 / math.factorial(n) for n in range(8, 0, -1)])
+  return ops.where(abs(x) < 0.5, series, ops.exp(x) - 1.0)
 
 
-@_rule("erfc")
-def _erfc(x: Operand) -> Operand:
-  """Relative error below 1.2e-7 in the tail: erfc(z) = t exp(-z^2 + p(t)), t = 1 / (1 + z / 2) (Press et al., 6.2)."""
-  z = _op(ops.abs_p, x)
-  t = _op(ops.div_p, _like(x, 1), _op(ops.add_p, _op(ops.mul_p, z, _like(x, 0.5)), _like(x, 1)))
-  p: Operand = _like(x, _ERFC[0])
-  for c in _ERFC[1:]:
-    p = _op(ops.add_p, _op(ops.mul_p, p, t), _like(x, c))
-  tail = _op(ops.mul_p, t, _op(ops.exp_p, _op(ops.sub_p, p, _op(ops.mul_p, z, z))))
-  return _op(ops.select_p, _op(ops.lt_p, x, _like(x, 0)), _op(ops.sub_p, _like(x, 2), tail), tail)
+def _polynomial(x: Tile, coefficients: Sequence[float]) -> Tile:
+  """Horner's rule, the highest power's coefficient first."""
+  first, second, *rest = coefficients
+  return functools.reduce(lambda p, c: p * x + c, rest, first * x + second)
+
+
+@_formula("erfc")
+def _erfc(x: Tile) -> Tile:
+  """t exp(-z^2 + p(t)) with t = 1 / (1 + z / 2), z = |x|: relative error 1.2e-7 (Numerical Recipes, section 6.2)."""
+  z = abs(x)
+  t = 1.0 / (1.0 + 0.5 * z)
+  tail = t * ops.exp(_polynomial(t, _ERFC) - z * z)
+  return ops.where(x < 0, 2.0 - tail, tail)
 
 
 _ERFC = (0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.18628806, 0.09678418, 0.37409196, 1.00002368,
          -1.26551223)
 
 
-@_rule("round")
-def _round(x: Operand, *, rounding_method: Any) -> Operand:
-  """0: halves away from zero; 1: to even."""
-  size = _op(ops.abs_p, x)
-  below = _op(ops.floor_p, size)
-  rest = _op(ops.sub_p, size, below)
-  up = _op(ops.ge_p, rest, _like(x, 0.5))
+@_formula("round")
+def _round(x: Tile, *, rounding_method: Any) -> Tile:
+  """0: halves away from zero; 1: halves to even."""
+  size = abs(x)
+  below = ops.floor(size)
+  rest = size - below
+  up = rest >= 0.5
   if int(rounding_method) == 1:
-    half = _op(ops.mul_p, below, _like(x, 0.5))
-    odd = _op(ops.ne_p, _op(ops.floor_p, half), half)
-    up = _op(ops.or_p, _op(ops.gt_p, rest, _like(x, 0.5)), _op(ops.and_p, up, odd))
-  whole = _op(ops.select_p, up, _op(ops.add_p, below, _like(x, 1)), below)
-  return _op(ops.select_p, _op(ops.lt_p, x, _like(x, 0)), _op(ops.neg_p, whole), whole)
+    half = below * 0.5
+    up = (rest > 0.5) | (up & (ops.floor(half) != half))
+  whole = ops.where(up, below + 1.0, below)
+  return ops.where(x < 0, -whole, whole)
 
 
 @_rule("clamp")
 def _clamp(low: Operand, x: Operand, high: Operand) -> Operand:
-  return _op(ops.min_p, _op(ops.max_p, x, low), high)
+  return _elementwise(ops.min_p, _elementwise(ops.max_p, x, low), high)
 
 
 @_rule("select_n")
 def _select_n(which: Operand, *cases: Operand) -> Operand:
   """cases[which]; a bool picks the second case when it is true."""
-  if _dtype(which) == dtypes.bool_:
-    return _op(ops.select_p, which, *reversed(cases)) if len(cases) == 2 else cases[0]
-  out = cases[0]
+  if which.type.dtype == dtypes.bool_ and len(cases) == 2:
+    return _elementwise(ops.select_p, which, *reversed(cases))
+  index, out = _as_tile(_cast(which, dtypes.i32)), cases[0]
   for k, case in enumerate(cases[1:], 1):
-    out = _op(ops.select_p, _op(ops.eq_p, which, _like(which, k)), case, out)
+    out = _elementwise(ops.select_p, ops.equal(index, k), case, out)
   return out
 
 
 # --- shapes
-
-def _full_like(x: Operand, value: int | float) -> Operand:
-  return shapes.broadcast_in_dim(_like(x, value), x.type.shape, ())
-
 
 @_rule("broadcast_in_dim")
 def _broadcast(x: Operand, *, shape: Sequence[int], broadcast_dimensions: Sequence[int], **_: Any) -> Operand:
@@ -369,20 +360,14 @@ def _iota(*, dtype: Any, shape: tuple[int, ...], dimension: int, **_: Any) -> Op
 
 # --- reductions
 
-def _reduction(name: str, primitive: Primitive, *, through: np.dtype | None = None) -> None:
+def _reduction(name: str, primitive: Primitive) -> None:
   @_rule(name)
   def rule(x: Operand, *, axes: Sequence[int], **_: Any) -> Operand:
-    if not axes:
-      return x
-    if through is None:
-      return _op(primitive, x, axes=tuple(axes))
-    out = _op(primitive, _cast(x, through), axes=tuple(axes))
-    return _op(ops.ne_p, out, _like(out, 0))
+    return _op(primitive, x, axes=tuple(sorted(axes))) if axes else x
 
 
-_reduction("reduce_sum", reductions.reduce_sum_p)
-_reduction("reduce_prod", reductions.reduce_prod_p)
-_reduction("reduce_max", reductions.reduce_max_p)
-_reduction("reduce_min", reductions.reduce_min_p)
-_reduction("reduce_or", reductions.reduce_max_p, through=dtypes.i32)
-_reduction("reduce_and", reductions.reduce_min_p, through=dtypes.i32)
+for _name, _primitive in {
+    "reduce_sum": reductions.reduce_sum_p, "reduce_prod": reductions.reduce_prod_p,
+    "reduce_max": reductions.reduce_max_p, "reduce_min": reductions.reduce_min_p,
+    "reduce_or": reductions.reduce_max_p, "reduce_and": reductions.reduce_min_p}.items():
+  _reduction(_name, _primitive)

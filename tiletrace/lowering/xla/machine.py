@@ -19,7 +19,7 @@ from tiletrace.lowering.xla.buffer import Frame, Window
 from tiletrace.lowering.xla.ranges import Ranges
 
 # An xla rule: (machine, eqn) -> the values of the equation's results that are tiles.
-XlaRule = Callable[["Machine", Eqn], Sequence[jax.Array]]
+XlaRule = Callable[["Machine", Eqn], Sequence[jax.Array | np.ndarray]]
 xla_rules: RuleTable[XlaRule] = RuleTable("xla", levels=frozenset({1}))
 
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from tiletrace.core.dtypes import f32, is_float
+from tiletrace.core.dtypes import f32
 from tiletrace.core.graph import Eqn
 from tiletrace.core.ops.mma import gemm_p
 from tiletrace.lowering.xla.machine import Machine, xla_rules
@@ -22,14 +22,13 @@ def _gemm(m: Machine, eqn: Eqn) -> Sequence[jax.Array]:
     a = m.read(values[1])
   b_ref, acc_ref = refs[-2:]
   b = m.load(b_ref, 0)
-  # Products of 16-bit and 8-bit floats are exact in f32: the tensor core's products, at a CPU's full speed.
-  wide = f32 if is_float(a.dtype) else np.dtype(np.int32)
-  product = lax.dot_general(a.astype(wide), b.astype(wide), (((1,), (0,)), ((), ())), preferred_element_type=wide)
+  # Products of 16-bit floats are exact in f32: the tensor core's products, at a CPU's full speed.
+  product = lax.dot_general(a.astype(f32), b.astype(f32), (((1,), (0,)), ((), ())), preferred_element_type=f32)
   accumulate = m.read(values[0])
   if not isinstance(accumulate, np.ndarray) or accumulate:
-    acc = m.load(acc_ref, 0).astype(wide)
+    acc = m.load(acc_ref, 0)
     if not isinstance(accumulate, np.ndarray):
       acc = lax.select(lax.broadcast(accumulate, acc.shape), acc, lax.full_like(acc, 0))
     product = acc + product
-  m.store(acc_ref, product.astype(acc_ref.type.dtype))
+  m.store(acc_ref, product)
   return []
