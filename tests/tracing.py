@@ -44,7 +44,7 @@ def trace(kernel: Callable[..., Any], *, grid: tuple[int, ...] = (4, 4), warpgro
   loc = function_loc(kernel)
   assert loc is not None
   inputs = sum(not isinstance(a, Out) for a in arrays.values())
-  return TileGraph(kernel.__name__, body.invars, tuple(arrays), inputs, dataclasses.replace(body, invars=()), options, loc)
+  return TileGraph(kernel.__name__, body.invars, tuple(arrays), inputs, body, options, loc)
 
 
 def trace_values(fn: Callable[..., Any], *types: tuple[np.dtype, tuple[int, ...]]) -> Any:

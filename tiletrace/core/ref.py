@@ -294,7 +294,7 @@ def view_of(ref: Ref, index: Any) -> Ref:
   items = _expand(ref, index)
   dims, perm = unpack(ref), []
   for n, (p, item) in enumerate(zip(ref.view.perm, items)):
-    if isinstance(item, slice) and item == slice(None):
+    if isinstance(item, slice) and item.start is None and item.stop is None and item.step is None:
       perm.append(p)
       continue
     dims[p] = _cut(ref, p, dims[p], n, item)

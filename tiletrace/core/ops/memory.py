@@ -235,7 +235,7 @@ def _tile_of(ref: Ref, what: str) -> tuple[int, ...]:
   nbytes = math.prod(shape) * ref.dtype.itemsize
   if nbytes > REGISTER_FILE:
     raise ResourceError(
-      f"{what}: a tile {dtypes.short_name(ref.dtype)}{list(shape)} of {plain_name(ref)} ({nbytes >> 10} KiB) does not "
+      f"{what}: a tile {TileType(shape, ref.dtype)} of {plain_name(ref)} ({nbytes >> 10} KiB) does not "
       f"fit in the {REGISTER_FILE >> 10} KiB of registers", loc=user_loc(),
       hint=f"kernel arguments are whole arrays: take a block, {plain_name(ref)}[tt.block(i, 128), ...]")
   if 0 in shape:
