@@ -11,31 +11,10 @@ import numpy as np
 
 from tiletrace.lowering.emit.context import EmitContext
 from tiletrace.lowering.emit.values import Operand
-from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.registers import Reg
 
 _ATOM = 1024  # bytes: the hardware's swizzles permute within this much (PTX ISA, tensor swizzling modes)
-
-
-def coordinates(layout: Layout, threads: int) -> np.ndarray:
-  """The element of each (thread of the scope, register): int [threads, registers, rank]; replicas where a scope has
-  more warps than the layout."""
-  table = layout.table(("warp", "lane", "reg"))
-  warps, lanes, regs, rank = table.shape
-  assert lanes in (1, 32) and threads % 32 == 0, layout
-  table = np.broadcast_to(table, (warps, 32, regs, rank)).reshape(warps * 32, regs, rank)
-  repeats, rest = divmod(threads, warps * 32)
-  assert rest == 0 and repeats >= 1, (threads, layout)
-  return np.tile(table, (repeats, 1, 1)) if repeats > 1 else table
-
-
-def split_sum(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """(per thread, per register) parts whose sum is `table` [threads, registers, ...]."""
-  base = table[:, 0]
-  delta = table[0] - table[0, 0]
-  assert (base[:, None] + delta[None] == table).all(), "not a sum of a thread's and a register's part"
-  return base, delta
 
 
 def _bit_steps(values: np.ndarray) -> list[int]:

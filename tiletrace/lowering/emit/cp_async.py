@@ -1,18 +1,17 @@
 """Copies that the threads of the scope make themselves: cp.async, and loads and stores through registers."""
 from __future__ import annotations
 
-import numpy as np
-
 from tiletrace.core.graph import Eqn, RefOperand
 from tiletrace.core.types import Space
 from tiletrace.lowering.emit import addressing
 from tiletrace.lowering.emit.context import EmitContext
 from tiletrace.lowering.emit.global_access import GlobalAccess
-from tiletrace.lowering.emit.memory import collect, place_of, scatter, shared_start, widest_groups
+from tiletrace.lowering.emit.memory import collect, place_of, scatter, shared_start
 from tiletrace.lowering.emit.values import Elements
 from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.registers import Reg
+from tiletrace.lowering.tables import shared_bytes, widest_groups
 
 
 class _SharedSide:
@@ -21,10 +20,7 @@ class _SharedSide:
   def __init__(self, ctx: EmitContext, ref: RefOperand, layout: Layout):
     place = place_of(ctx, ref)
     self.item = ref.type.dtype.itemsize
-    coordinates = addressing.coordinates(layout, ctx.scope.threads)
-    index = [coordinates[..., d] for d in range(coordinates.shape[-1])]
-    extents = tuple(max(a, b) for a, b in zip(place.layout.shape, layout.shape, strict=True))
-    self.table = np.broadcast_to(place.layout.coordinates("off", index, extents), coordinates.shape[:-1]) * self.item
+    self.table = shared_bytes(place, layout, ctx.scope.threads, self.item)
     self.ctx, (self.base, self.offset) = ctx, shared_start(ctx, ref, place)
 
   def addresses(self, registers: list[int]) -> list[tuple[Reg, int]]:

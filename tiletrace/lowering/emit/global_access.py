@@ -12,6 +12,7 @@ from tiletrace.lowering.emit.values import Operand
 from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.registers import Addr, Reg
+from tiletrace.lowering.tables import coordinates, split_sum
 
 _IMMEDIATE = 2**23  # bytes: keeps base + immediate well inside PTX's signed 32-bit offset
 
@@ -30,7 +31,7 @@ class GlobalAccess:
                storing: bool = False):
     self.ctx, self.ref, self.guard = ctx, ref, guard
     threads = ctx.scope.threads
-    self.table = (addressing.coordinates(layout, threads) if layout is not None
+    self.table = (coordinates(layout, threads) if layout is not None
                   else np.zeros((threads, 1, 0), np.int64))
     self.count = self.table.shape[1]
     self.dims = ref.view.dims
@@ -65,7 +66,7 @@ class GlobalAccess:
     scale = np.asarray([self.dims[p].stride * self.steps[p] for p, _ in self._kept()], np.int64)
     columns = [i for _, i in self._kept()]
     flat = (self.table[..., columns].astype(np.int64) * scale).sum(-1) if columns else np.zeros(self.table.shape[:2], np.int64)
-    base, self.delta = addressing.split_sum(flat)
+    base, self.delta = split_sum(flat)
     for part in self._thread_parts(base, columns, scale):
       address = self._plus(address, *part)
     constant += int(base[0])
@@ -81,7 +82,7 @@ class GlobalAccess:
       return [(addressing.thread_sum(self.ctx, rest), 1)]
     parts = []
     for c, s in zip(columns, scale.tolist(), strict=True):
-      per_dim, _ = addressing.split_sum(self.table[..., c])
+      per_dim, _ = split_sum(self.table[..., c])
       if (per_dim != per_dim[0]).any():
         parts.append((addressing.thread_sum(self.ctx, per_dim - per_dim[0]), s))
     return parts
@@ -160,7 +161,7 @@ class GlobalAccess:
         self._index[d] = start, np.zeros(self.count, np.int64)
       else:
         i = self.ref.view.perm.index(d)
-        base, delta = addressing.split_sum(self.table[..., i].astype(np.int64) * stride)
+        base, delta = split_sum(self.table[..., i].astype(np.int64) * stride)
         x = addressing.thread_sum(self.ctx, base)
         if isinstance(x, Reg) or isinstance(start, Reg):
           x = start if x == 0 else x if start == 0 else self.ctx.b.new(isa.ADD, x, start, type="s32")

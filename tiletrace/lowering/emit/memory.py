@@ -11,10 +11,10 @@ from tiletrace.lowering.emit import addressing
 from tiletrace.lowering.emit.context import EmitContext, emit_rules
 from tiletrace.lowering.emit.global_access import GlobalAccess
 from tiletrace.lowering.emit.values import Elements, Operand, allocate, materialise, move, spread, take
-from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.registers import Reg
 from tiletrace.lowering.shared_views import SharedPlace, shared_place
+from tiletrace.lowering.tables import coordinates, shared_bytes, stmatrix_rows, widest_groups
 
 _PACKED = (dtypes.f16, dtypes.bf16)
 
@@ -64,9 +64,9 @@ def _fragment_part(ctx: EmitContext, ref: RefOperand, out: Var | None) -> Elemen
   whole = ctx.read(ref.root)
   if ref.view.is_whole:
     return whole
-  src = addressing.coordinates(ctx.layouts[ref.root], ctx.scope.threads)
+  src = coordinates(ctx.layouts[ref.root], ctx.scope.threads)
   assert out is not None, "stores to a part of a fragment are refused by the selection"
-  wanted = view_coordinates(ref, addressing.coordinates(ctx.layouts[out], ctx.scope.threads))
+  wanted = view_coordinates(ref, coordinates(ctx.layouts[out], ctx.scope.threads))
   return take(ctx.b, whole, addressing.register_map(src, wanted, ref.type.shape))
 
 
@@ -103,45 +103,12 @@ def shared_start(ctx: EmitContext, ref: RefOperand, place: SharedPlace) -> tuple
   return base, offset + place.base * item
 
 
-def _byte_table(ctx: EmitContext, place: SharedPlace, layout: Layout, itemsize: int) -> np.ndarray:
-  """Byte offset of each (thread, register) of a fragment in a shared view."""
-  table = addressing.coordinates(layout, ctx.scope.threads)
-  index = [table[..., d] for d in range(table.shape[-1])]
-  extents = tuple(max(a, b) for a, b in zip(place.layout.shape, layout.shape, strict=True))
-  offsets = place.layout.coordinates("off", index, extents)
-  return np.broadcast_to(offsets, table.shape[:-1]) * itemsize
-
-
-def _groups(table: np.ndarray, vec_bytes: int, itemsize: int) -> list[list[int]] | None:
-  """Registers grouped into accesses of `vec_bytes` consecutive, aligned bytes in every thread; None if they do not."""
-  n = vec_bytes // itemsize
-  order = np.argsort(table[0], kind="stable")
-  if len(order) % n:
-    return None
-  groups = order.reshape(-1, n)
-  grouped = table[:, groups]
-  first = grouped[..., :1]
-  if (first % vec_bytes).any() or (grouped != first + np.arange(n) * itemsize).any():
-    return None
-  return groups[np.argsort(groups.min(1), kind="stable")].tolist()
-
-
-def widest_groups(table: np.ndarray, itemsize: int) -> tuple[int, list[list[int]]]:
-  """(bytes, groups) of the widest access that the registers of every thread allow, at most 16 bytes."""
-  for vec_bytes in (16, 8, 4, 2, 1):
-    if vec_bytes >= itemsize:
-      groups = _groups(table, vec_bytes, itemsize)
-      if groups is not None:
-        return vec_bytes, groups
-  raise AssertionError("a single element is always aligned")
-
-
 def _load_shared(ctx: EmitContext, eqn: Eqn) -> None:
   ref, out = eqn.refs[0], eqn.outvars[0]
   item = ref.type.dtype.itemsize
   place = place_of(ctx, ref)
   base, offset = shared_start(ctx, ref, place)
-  table = _scalar_table(place, item) if not out.type.shape else _byte_table(ctx, place, ctx.layouts[out], item)
+  table = _scalar_table(place, item) if not out.type.shape else shared_bytes(place, ctx.layouts[out], ctx.scope.threads, item)
   vec_bytes, groups = widest_groups(table, item)
   first = [g[0] for g in groups]
   where = addressing.shared_addresses(ctx, table[:, first], base, offset).addresses
@@ -234,7 +201,7 @@ def _store_shared(ctx: EmitContext, eqn: Eqn) -> None:
   place = place_of(ctx, ref)
   base, offset = shared_start(ctx, ref, place)
   layout = ctx.value_layout(eqn, value)
-  table = _scalar_table(place, item) if not ref.view.perm else _byte_table(ctx, place, layout, item)
+  table = _scalar_table(place, item) if not ref.view.perm else shared_bytes(place, layout, ctx.scope.threads, item)
   elements = stored_value(ctx, value, table.shape[1])
   if eqn.params["dispatch"] == "stmatrix":
     _stmatrix(ctx, table, elements, base, offset)
@@ -243,29 +210,6 @@ def _store_shared(ctx: EmitContext, eqn: Eqn) -> None:
   where = addressing.shared_addresses(ctx, table[:, [g[0] for g in groups]], base, offset).addresses
   scatter(ctx, elements, groups, vec_bytes, lambda i, regs, kind: ctx.b(
       isa.ST_SHARED, ctx.b.addr(*where[i]), regs, **kind))
-
-
-def stmatrix_rows(table: np.ndarray) -> np.ndarray | None:
-  """Row addresses for stmatrix.x4 of 16-bit elements: [threads, groups], or None where the fragment does not match.
-
-  Lane l of a warp holds elements 2(l % 4) and 2(l % 4) + 1 of row l / 4 of each 8x8 matrix, and names row l % 8 of
-  matrix l / 8 (PTX ISA, stmatrix).
-  """
-  threads, regs = table.shape
-  if regs % 8 or threads % 32:
-    return None
-  t = table.reshape(threads // 32, 32, regs // 2, 2)
-  lane = np.arange(32)
-  rows = t[:, lane // 4 * 4, :, 0]  # the lane that holds the row's first element
-  same = (t[..., 1] == t[..., 0] + 2).all() and (t[..., 0] == rows + (lane % 4 * 4)[None, :, None]).all()
-  if not same or (rows % 16).any():
-    return None
-  groups = regs // 8
-  out = np.empty((threads // 32, 32, groups), table.dtype)
-  for l in range(32):
-    matrix, row = divmod(l, 8)
-    out[:, l] = t[:, row * 4, matrix::4, 0]
-  return out.reshape(threads, groups)
 
 
 def _stmatrix(ctx: EmitContext, table: np.ndarray, elements: Elements, base: Reg, offset: int) -> None:

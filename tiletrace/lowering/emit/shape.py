@@ -11,12 +11,13 @@ from tiletrace.lowering.emit.context import EmitContext, emit_rules
 from tiletrace.lowering.emit.values import Elements, spread, take
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.registers import Reg
+from tiletrace.lowering.tables import coordinates, split_sum
 
 
 def _table(ctx: EmitContext, var: Var) -> np.ndarray:
   if var.type.shape == ():
     return np.zeros((ctx.scope.threads, 1, 0), np.int64)
-  return addressing.coordinates(ctx.layouts[var], ctx.scope.threads)
+  return coordinates(ctx.layouts[var], ctx.scope.threads)
 
 
 def _rename(ctx: EmitContext, eqn: Eqn, wanted: np.ndarray) -> None:
@@ -66,7 +67,7 @@ def _reshape(ctx: EmitContext, eqn: Eqn) -> None:
 
 @emit_rules.register(ops.iota_p)
 def _iota(ctx: EmitContext, eqn: Eqn) -> None:
-  base, delta = addressing.split_sum(_table(ctx, eqn.outvars[0])[..., eqn.params["dimension"]].astype(np.int64))
+  base, delta = split_sum(_table(ctx, eqn.outvars[0])[..., eqn.params["dimension"]].astype(np.int64))
   x = addressing.thread_sum(ctx, base)
   regs = tuple((ctx.b.new(isa.ADD, x, int(d), type="s32") if d else x) if isinstance(x, Reg) else int(x) + int(d)
                for d in delta)

@@ -41,10 +41,10 @@ def normal_form(shape: tuple[int, ...], core: Mapping[str, Sequence[int]], outer
     NotALayout: the parts overlap, leave the hull, or put an odd factor on `lane`.
   """
   columns = {a: list(c) for a, c in core.items() if len(c)}
-  rest = _merge(_absorb(columns, _merge(outers)))
+  rest = _merge(_absorb(columns, _merge(outers), len(shape)))
   _check(shape, columns, rest)
   rest.sort(key=lambda o: (AXES.index(o.axis), o.stride))
-  return tuple((a, tuple(columns[a])) for a in AXES if a in columns), tuple(rest)
+  return tuple((a, tuple(columns[a])) for a in AXES if columns.get(a)), tuple(rest)
 
 
 def _merge(outers: Iterable[Outer]) -> list[Outer]:
@@ -62,36 +62,48 @@ def _merge(outers: Iterable[Outer]) -> list[Outer]:
   return merged
 
 
-def _absorb(core: dict[str, list[int]], outers: list[Outer]) -> list[Outer]:
-  """Moves into the core every factor of two that sits just above it and adds without carries.
+def _absorb(core: dict[str, list[int]], outers: list[Outer], rank: int) -> list[Outer]:
+  """Moves into the core every factor of two that stands just above it and adds without carries.
 
-  Ascending by tensor step, so that the result does not depend on how the layout was written.
+  All are taken at first; then, while a dimension has a carry or an outer inside the core's span, its largest taken step
+  is given back, with what lies above it on its axis. So the result depends on the map, not on how it was written.
   """
-  used: dict[int, int] = {}
-  for columns in core.values():
-    for column in columns:
-      d = 0
-      while column:
-        used[d] = used.get(d, 0) | column & MASK
-        column >>= FIELD
-        d += 1
-  progress = True
-  while progress:
-    progress = False
-    for k, o in sorted(enumerate(outers), key=lambda item: item[1].step):
-      if o.stride != 1 << len(core.get(o.axis, ())) or o.extent % 2:
-        continue
-      rest = replace(o, stride=2 * o.stride, extent=o.extent // 2, step=2 * o.step)
-      others = outers[:k] + ([rest] if rest.extent > 1 else []) + outers[k + 1:]
-      mask = used.get(o.dim, 0)
-      span = 1 << (mask | o.step).bit_length()
-      if o.dim != REPLICA and (o.step & mask or any(p.dim == o.dim and p.step % span for p in others)):
-        continue
-      core.setdefault(o.axis, []).append(0 if o.dim == REPLICA else o.step << FIELD * o.dim)
-      used[o.dim] = mask | o.step
-      outers, progress = others, True
-      break
-  return outers
+  limit: dict[str, int] = {}
+  while True:
+    columns = {a: list(c) for a, c in core.items()}
+    rest, taken = _take(columns, outers, limit)
+    masks = [0] * rank
+    for column in (c for cs in core.values() for c in cs):
+      for d, x in enumerate(unpack(column, rank)):
+        masks[d] |= x
+    bad: set[int] = set()
+    for _, o in taken:
+      if o.dim != REPLICA:
+        if masks[o.dim] & o.step:
+          bad.add(o.dim)
+        masks[o.dim] |= o.step
+    bad |= {o.dim for o in rest if o.dim != REPLICA and o.step % (1 << masks[o.dim].bit_length())}
+    victims = [(o.step, o.axis, position) for position, o in taken if o.dim in bad]
+    if not victims:
+      core.update(columns)
+      return rest
+    _, axis, position = max(victims)
+    limit[axis] = position
+
+
+def _take(columns: dict[str, list[int]], outers: list[Outer],
+          limit: dict[str, int]) -> tuple[list[Outer], list[tuple[int, Outer]]]:
+  """Extends the columns by the outers' factors of two up to a limit of bits; what is left, what was taken and where."""
+  rest, taken = [], []
+  for o in outers:
+    bits = columns.setdefault(o.axis, [])
+    while o.extent % 2 == 0 and o.stride == 1 << len(bits) and len(bits) < limit.get(o.axis, 64):
+      taken.append((len(bits), o))
+      bits.append(0 if o.dim == REPLICA else o.step << FIELD * o.dim)
+      o = replace(o, stride=2 * o.stride, extent=o.extent // 2, step=2 * o.step)
+    if o.extent > 1:
+      rest.append(o)
+  return rest, taken
 
 
 def _check(shape: tuple[int, ...], core: Mapping[str, Sequence[int]], outers: Sequence[Outer]) -> None:

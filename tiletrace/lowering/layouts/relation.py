@@ -17,6 +17,7 @@ Example::
 """
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -348,43 +349,55 @@ def make(axes: Mapping[str, int], shape: Sequence[int], fn: Callable[..., Sequen
 
 
 def fit(axes: Sequence[str], shape: Sequence[int], table: np.ndarray, *, valid: Sequence[int] | None = None) -> Layout:
-  """The layout whose `table(axes)` is `table`, or NotALayout."""
-  core: dict[str, list[int]] = {}
-  outers: list[Outer] = []
+  """The layout whose `table(axes)` is `table`, or NotALayout.
+
+  A run of even length may be an outer or begin with a core bit: where the first reading of an axis does not fit, the
+  other is tried.
+  """
   if table[(0,) * len(axes)].any():
     raise NotALayout("the first point does not hold the first element")
-  for k, axis in enumerate(axes):
-    line = table[tuple(slice(None) if i == k else 0 for i in range(len(axes)))]
-    columns, found = _fit_axis(axis, line)
-    core[axis] = columns
-    outers += found
-  layout = build(shape, core, outers, valid=valid)
-  if not np.array_equal(layout.table(axes), table):
-    raise NotALayout(f"not linear over {', '.join(axes)}: {layout} differs from the formula")
-  return layout
+  lines = [table[tuple(slice(None) if i == k else 0 for i in range(len(axes)))] for k in range(len(axes))]
+  reason = None
+  for bits_first in itertools.product((False, True), repeat=len(axes)):
+    try:
+      parts = [_fit_axis(axis, line, first) for axis, line, first in zip(axes, lines, bits_first)]
+      layout = build(shape, {a: c for a, (c, _) in zip(axes, parts)}, [o for _, found in parts for o in found],
+                     valid=valid)
+    except NotALayout as e:
+      reason = reason or e
+      continue
+    if np.array_equal(layout.table(axes), table):
+      return layout
+  raise reason or NotALayout(f"not linear over {', '.join(axes)}")
 
 
-def _fit_axis(axis: str, line: np.ndarray) -> tuple[list[int], list[Outer]]:
-  """Core columns and outers of the map along one axis, from below: longest arithmetic run, else one XOR bit."""
+def _fit_axis(axis: str, line: np.ndarray, bits_first: bool) -> tuple[list[int], list[Outer]]:
+  """Core columns and outers of the map along one axis, from below: runs of one step, and columns of bits."""
   columns: list[int] = []
   outers: list[Outer] = []
   done = 1
   while done < len(line):
     step = line[done]
-    moved = np.flatnonzero(step)
     left = len(line) // done
-    run = 1
-    if len(moved) <= 1:
-      blocks = line[:left * done].reshape(left, done, -1)
-      good = (blocks == line[:done] + np.arange(left)[:, None, None] * step).all(axis=(1, 2))
-      run = max(r for r in range(1, left + 1) if left % r == 0 and good[:r].all())
-    if run > 1:
-      dim = int(moved[0]) if len(moved) else REPLICA
-      outers.append(Outer(axis, done, run, dim, int(step[dim]) if len(moved) else 0))
+    is_bit = left % 2 == 0 and done & done - 1 == 0 and bool((line[done:2 * done] == line[:done] ^ step).all())
+    run = _longest_run(line, done)
+    if run > 1 and not (is_bit and bits_first and run % 2 == 0):
+      dim = int(np.flatnonzero(step)[0]) if step.any() else REPLICA
+      outers.append(Outer(axis, done, run, dim, int(step[dim]) if step.any() else 0))
       done *= run
-      continue
-    if left % 2 or done & done - 1 or not (line[done:2 * done] == line[:done] ^ step).all():
+    elif is_bit:
+      columns, outers = [pack([int(x) for x in line[1 << b]]) for b in range(done.bit_length())], []
+      done *= 2
+    else:
       raise NotALayout(f"axis {axis}: neither arithmetic nor linear over bits at {axis}={done}")
-    columns, outers = [pack([int(x) for x in line[1 << b]]) for b in range(done.bit_length())], []
-    done *= 2
   return columns, outers
+
+
+def _longest_run(line: np.ndarray, done: int) -> int:
+  """Blocks of `done` points that repeat with one step along one dimension; a divisor of their number."""
+  step, left = line[done], len(line) // done
+  if np.count_nonzero(step) > 1:
+    return 1
+  blocks = line[:left * done].reshape(left, done, -1)
+  good = (blocks == line[:done] + np.arange(left)[:, None, None] * step).all(axis=(1, 2))
+  return max(r for r in range(1, left + 1) if left % r == 0 and good[:r].all())

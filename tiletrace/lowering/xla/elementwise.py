@@ -19,9 +19,13 @@ def _shift_right(x: jax.Array, n: jax.Array) -> jax.Array:
   return (lax.shift_right_arithmetic if x.dtype.kind == "i" else lax.shift_right_logical)(x, n)
 
 
+def _abs(x: jax.Array) -> jax.Array:
+  return x if x.dtype.kind == "u" else lax.abs(x)
+
+
 _FUNCTIONS: dict[Primitive, Callable[..., Any]] = {
   ops.add_p: lax.add, ops.sub_p: lax.sub, ops.mul_p: lax.mul, ops.div_p: lax.div, ops.neg_p: lax.neg,
-  ops.floordiv_p: jnp.floor_divide, ops.mod_p: jnp.remainder, ops.pow_p: lax.pow, ops.abs_p: lax.abs,
+  ops.floordiv_p: jnp.floor_divide, ops.mod_p: jnp.remainder, ops.pow_p: lax.pow, ops.abs_p: _abs,
   ops.min_p: lax.min, ops.max_p: lax.max, ops.sign_p: lax.sign, ops.floor_p: lax.floor, ops.ceil_p: lax.ceil,
   ops.and_p: lax.bitwise_and, ops.or_p: lax.bitwise_or, ops.xor_p: lax.bitwise_xor, ops.not_p: lax.bitwise_not,
   ops.shift_left_p: lax.shift_left, ops.shift_right_p: _shift_right,

@@ -1,0 +1,85 @@
+"""What layout inference knows: constraints between the tile values, fragments and shared buffers of a graph.
+
+Constraints are data with their equation attached, so that a conflict can name both ends.
+"""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+
+from tiletrace.core.graph import Eqn, TileGraph, Var
+from tiletrace.core.rules import RuleTable
+from tiletrace.core.types import RefType, Space, TileType
+from tiletrace.lowering.facts import Facts
+from tiletrace.lowering.layouts.relation import Layout
+from tiletrace.lowering.target import Target
+
+Transfer = Callable[[Layout], Layout | None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Fixed:
+  """`var` must have `layout`; `why` is shown in conflicts."""
+  var: Var
+  layout: Layout
+  eqn: Eqn
+  why: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Relates:
+  """The layout of `out` follows from that of `operand` and (where `backward` is given) the other way round.
+
+  An operand with another layout is converted before the equation, so `backward` must give the very layout that the
+  equation reads.
+  """
+  operand: Var
+  out: Var
+  eqn: Eqn
+  forward: Transfer
+  backward: Transfer
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Prefers:
+  """Without other wishes `var` has `layout` (coalesced access); `weight` orders the wishes, largest first."""
+  var: Var
+  layout: Layout
+  eqn: Eqn
+  weight: int
+
+
+Constraint = Fixed | Relates | Prefers
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class InferContext:
+  """What rules may read. `warpgroups(eqn)`: how many warpgroups own the values of an equation."""
+  graph: TileGraph
+  target: Target
+  facts: Facts
+  warpgroups: Callable[[Eqn], int]
+
+
+layout_rules: RuleTable[Callable[[Eqn, InferContext], Iterable[Constraint]]] = RuleTable("layout")
+
+
+def same(x: Layout) -> Layout:
+  return x
+
+
+def equal(operand: Var, out: Var, eqn: Eqn) -> Relates:
+  return Relates(operand, out, eqn, same, same)
+
+
+def is_distributed(a: object) -> bool:
+  """A tile value or fragment of rank 1 or more: spread over threads, so it needs a layout."""
+  if not isinstance(a, Var):
+    return False
+  if isinstance(a.type, TileType):
+    return bool(a.type.shape)
+  return isinstance(a.type, RefType) and a.type.space is Space.FRAGMENT and bool(a.type.shape)
+
+
+def is_shared(a: object) -> bool:
+  return isinstance(a, Var) and isinstance(a.type, RefType) and a.type.space is Space.SHARED

@@ -1,0 +1,42 @@
+"""gemm: an anchor. wgmma fixes the accumulator and an A operand in registers."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tiletrace.core.errors import LoweringError
+from tiletrace.core.graph import Eqn, Var
+from tiletrace.core.ops import mma as ops
+from tiletrace.core.types import Space
+from tiletrace.lowering.infer.constraints import Constraint, Fixed, InferContext, layout_rules
+from tiletrace.lowering.layouts.catalog import wgmma_a_fragment
+from tiletrace.lowering.wgmma_plan import WgmmaPlan, accumulator_layout, best_partition, shape_of
+
+
+@layout_rules.register(ops.gemm_p, ops.gemm_async_p)
+def _gemm(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
+  plan = best_partition(eqn, ctx.warpgroups(eqn))
+  if not isinstance(plan, WgmmaPlan):
+    raise LoweringError(f"no partition of this gemm for wgmma: {plan}", loc=eqn.loc)
+  yield Fixed(eqn.refs[-1].root, accumulator_layout(eqn, plan), eqn, "the accumulator of this gemm (wgmma)")
+  a = _register_operand(eqn)
+  if a is not None:
+    m, _, k = shape_of(eqn)
+    bits = eqn.refs[-2].type.dtype.itemsize * 8
+    split = plan.warpgroups if plan.split == "m" else 1
+    layout = wgmma_a_fragment(m, k, bits, split)
+    if plan.split == "n" and plan.warpgroups > 1:
+      layout = layout.repeat("warp", plan.warpgroups, -1)
+    yield Fixed(a, layout, eqn, "the A operand of this gemm in registers (wgmma)")
+
+
+def _register_operand(eqn: Eqn) -> Var | None:
+  if eqn.params["a_in"] == "value":
+    a = eqn.values[1]
+    assert isinstance(a, Var)
+    return a
+  return eqn.refs[0].root if eqn.refs[0].type.space is Space.FRAGMENT else None
+
+
+@layout_rules.register(ops.wgmma_wait_p)
+def _wait(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
+  yield from ()

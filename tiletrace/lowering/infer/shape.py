@@ -1,0 +1,135 @@
+"""Shape ops: the operand's layout follows from the result's, and back where nothing is lost."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tiletrace.core.graph import Eqn, Var
+from tiletrace.core.ops import shape as ops
+from tiletrace.lowering.infer.constraints import (
+  Constraint,
+  InferContext,
+  Prefers,
+  Relates,
+  is_distributed,
+  layout_rules,
+)
+from tiletrace.lowering.layouts.fragment import blocked, drop_copies
+from tiletrace.lowering.layouts.normal import NotALayout
+from tiletrace.lowering.layouts.relation import Layout, fit
+
+
+def default_layout(var: Var, eqn: Eqn, ctx: InferContext) -> Layout:
+  """Coalesced over the threads that own the value."""
+  return blocked(var.type.shape, max(8, var.type.dtype.itemsize * 8), 4 * ctx.warpgroups(eqn))  # type: ignore[union-attr]
+
+
+@layout_rules.register(ops.broadcast_in_dim_p)
+def _broadcast(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
+  (x,), (out,) = eqn.values, eqn.outvars
+  dims = eqn.params["broadcast_dimensions"]
+  if not is_distributed(x):
+    return
+  assert isinstance(x, Var)
+  small, large = x.type.shape, out.type.shape
+  gone = [d for d in range(len(large)) if d not in dims]
+  spread = [d for i, d in enumerate(dims) if small[i] == 1 and large[d] != 1]
+
+  def backward(layout: Layout) -> Layout:
+    """Without the new dimensions, and with those that are repeated collapsed to one."""
+    kept = layout.project([*gone, *spread])
+    for d in sorted(spread):
+      kept = kept.expand_dims(dims.index(d))
+    return drop_copies(kept)[0]
+
+  def forward(layout: Layout) -> Layout | None:
+    """Each thread repeats what it holds along the new and the repeated dimensions."""
+    out_layout = layout.project([i for i, d in enumerate(dims) if d in spread])
+    for d in sorted([*gone, *spread]):
+      out_layout = out_layout.expand_dims(d)
+    for d in sorted([*gone, *spread], reverse=True):
+      if large[d] != 1:
+        out_layout = out_layout.repeat("reg", large[d], d, step=1)
+    return out_layout
+
+  yield Relates(x, out, eqn, forward, backward)
+  yield Prefers(out, default_layout(out, eqn, ctx), eqn, out.type.size)
+
+
+@layout_rules.register(ops.transpose_p)
+def _transpose(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
+  (x,), (out,) = eqn.values, eqn.outvars
+  perm = eqn.params["permutation"]
+  if is_distributed(x):
+    inverse = [int(i) for i in np.argsort(perm)]
+    yield Relates(x, out, eqn, lambda l: l.permute(perm), lambda l: l.permute(inverse))
+
+
+@layout_rules.register(ops.slice_p)
+def _slice(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
+  """A slice keeps the operand's layout where it cuts whole registers of every thread."""
+  (x,), (out,) = eqn.values, eqn.outvars
+  if not is_distributed(x):
+    return
+  start, limit, strides = eqn.params["start"], eqn.params["limit"], eqn.params["strides"]
+
+  def forward(layout: Layout) -> Layout | None:
+    return cut_registers(layout, start, limit) if all(s == 1 for s in strides or ()) else None
+
+  yield Relates(x, out, eqn, forward, lambda layout: None)
+  yield Prefers(out, default_layout(out, eqn, ctx), eqn, out.type.size)
+
+
+@layout_rules.register(ops.reshape_p)
+def _reshape(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
+  """Reshapes that only add or remove dimensions of one; others are relaid out."""
+  (x,), (out,) = eqn.values, eqn.outvars
+  if not is_distributed(x) or not is_distributed(out):
+    return
+  small, large = x.type.shape, out.type.shape
+  if [n for n in small if n != 1] == [n for n in large if n != 1]:
+    yield Relates(x, out, eqn, lambda l: _ones(l, small, large), lambda l: _ones(l, large, small))
+  else:
+    yield Prefers(out, default_layout(out, eqn, ctx), eqn, out.type.size)
+
+
+def _ones(layout: Layout, source: tuple[int, ...], target: tuple[int, ...]) -> Layout:
+  out = layout.project([d for d, n in enumerate(source) if n == 1])
+  for d, n in enumerate(target):
+    if n == 1:
+      out = out.expand_dims(d)
+  return out
+
+
+@layout_rules.register(ops.iota_p)
+def _iota(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
+  yield Prefers(eqn.outvars[0], default_layout(eqn.outvars[0], eqn, ctx), eqn, 1)
+
+
+@layout_rules.register(ops.concatenate_p)
+def _concatenate(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
+  yield Prefers(eqn.outvars[0], default_layout(eqn.outvars[0], eqn, ctx), eqn, 1)
+
+
+def cut_registers(layout: Layout, start: tuple[int, ...], limit: tuple[int, ...]) -> Layout | None:
+  """The layout of x[start:limit] where every thread keeps the same registers; None where it does not."""
+  table = layout.table(("warp", "lane", "reg"))
+  inside = ((table >= np.asarray(start)) & (table < np.asarray(limit))).all(-1)
+  kept = np.flatnonzero(inside[0, 0])
+  if not kept.size or (inside != inside[0, 0]).any():
+    return None
+  shape = tuple(b - a for a, b in zip(start, limit, strict=True))
+  part = table[:, :, kept] - np.asarray(start)
+  return fit_layout(part, shape)
+
+
+def fit_layout(table: np.ndarray, shape: tuple[int, ...]) -> Layout | None:
+  """The layout of a table [warps, lanes, registers, rank], or None where it is none."""
+  from_origin = table[0, 0, 0]
+  if from_origin.any():
+    return None
+  try:
+    return fit(("warp", "lane", "reg"), shape, table)
+  except NotALayout:
+    return None

@@ -1,0 +1,117 @@
+"""Layouts of shared buffers: which dimension is contiguous, and which swizzle every user of the buffer accepts."""
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from tiletrace.core.errors import LayoutError
+from tiletrace.core.graph import Eqn, RefOperand, Var, walk
+from tiletrace.core.ops.memory import Swizzle
+from tiletrace.core.types import RefType, Space
+from tiletrace.lowering.infer.constraints import InferContext
+from tiletrace.lowering.layouts.descriptor import descriptor_refusal
+from tiletrace.lowering.layouts.relation import Layout
+from tiletrace.lowering.layouts.shared import SWIZZLES, shared_layout
+from tiletrace.lowering.shared_views import SharedPlace, shared_place, stack
+from tiletrace.lowering.wgmma_plan import WgmmaPlan, best_partition
+
+_GEMMS = ("gemm", "gemm_async")
+_COPIES = ("copy", "copy_async")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Use:
+  """`role` is "A" or "B" for a gemm's operand, "" for anything else; `tile` is the instruction's extent."""
+  eqn: Eqn
+  ref: RefOperand
+  role: str = ""
+  tile: int | None = None
+
+
+def shared_layouts(ctx: InferContext) -> dict[Var, Layout]:
+  """A layout for each shared buffer of the graph.
+
+  Raises:
+    LayoutError: the author's layout= does not suit a gemm that reads the buffer.
+  """
+  eqns = list(walk(ctx.graph.body))
+  uses: dict[Var, list[_Use]] = {}
+  for eqn in eqns:
+    for i, ref in enumerate(eqn.refs):
+      if ref.type.space is Space.SHARED:
+        uses.setdefault(ref.root, []).append(_use(eqn, i, ref, ctx))
+  allocs = [e for e in eqns if e.primitive.name == "alloc" and e.params["space"] is Space.SHARED]
+  return {e.outvars[0]: _choose(e, uses.get(e.outvars[0], []), ctx) for e in allocs}
+
+
+def _use(eqn: Eqn, i: int, ref: RefOperand, ctx: InferContext) -> _Use:
+  if eqn.primitive.name not in _GEMMS:
+    return _Use(eqn, ref)
+  plan = best_partition(eqn, ctx.warpgroups(eqn))
+  is_b = i == len(eqn.refs) - 2
+  return _Use(eqn, ref, "B" if is_b else "A", (plan.n if isinstance(plan, WgmmaPlan) else None) if is_b else 64)
+
+
+def _contiguous(var: Var, uses: list[_Use]) -> int:
+  """The buffer's dimension that the global arrays copied into it have contiguous; the last one by default."""
+  rank = len(var.type.shape)  # type: ignore[union-attr]
+  for use in uses:
+    if use.eqn.primitive.name in _COPIES:
+      other = next(r for r in use.eqn.refs if r is not use.ref and r.root is not use.ref.root or r.type.space is Space.GLOBAL)
+      if other.type.space is Space.GLOBAL:
+        kept = [i for i, p in enumerate(other.view.perm) if p == len(other.view.dims) - 1]
+        if kept:
+          return use.ref.view.perm[kept[0]]
+  return rank - 1
+
+
+def _choose(alloc: Eqn, uses: list[_Use], ctx: InferContext) -> Layout:
+  var, asked = alloc.outvars[0], alloc.params["layout"]
+  assert isinstance(var.type, RefType)
+  if asked is not None and not isinstance(asked, Swizzle):
+    return asked
+  inner = _contiguous(var, uses)
+  reasons = []
+  for swizzle in (asked.nbytes,) if asked is not None else SWIZZLES:
+    layout = _candidate(var.type, inner, swizzle, any(u.role for u in uses))
+    if isinstance(layout, str):
+      reasons.append(f"swizzle({swizzle}): {layout}")
+      continue
+    refusal = next((r for u in uses if (r := _refusal(u, layout, ctx)) is not None), None)
+    if refusal is None:
+      return layout
+    reasons.append(f"swizzle({swizzle}): {refusal}")
+  raise LayoutError(f"no shared layout for {var.hint or 'this buffer'} {var.type}:\n    " + "\n    ".join(reasons),
+                    loc=alloc.loc, hint="change the block shape so that the contiguous dimension is a multiple of 8")
+
+
+def _candidate(type_: RefType, inner: int, swizzle: int, for_gemm: bool) -> Layout | str:
+  """Two tile dimensions (the last two), stacked for each leading index."""
+  shape, bits = type_.shape, max(8, type_.dtype.itemsize * 8)
+  tile, lead = shape[-2:], shape[:-2]
+  if inner < len(lead):
+    return f"dimension {inner} is contiguous in global memory, and is not one of the last two"
+  inner -= len(lead)
+  order = (inner, *(d for d in range(len(tile)) if d != inner))
+  row_bytes = tile[inner] * bits // 8 if tile else 0
+  rows = math.prod(tile) // tile[inner] if tile else 0
+  if swizzle and (len(tile) < 2 or row_bytes % swizzle or rows % 8):
+    return f"rows of {row_bytes} bytes, {rows} of them, are not made of 8 x {swizzle} bytes"
+  block = 16 if for_gemm and not swizzle and row_bytes % 16 == 0 else None
+  layout = shared_layout(tile, bits, swizzle, order=order, block_bytes=block)
+  for n in reversed(lead):
+    layout = stack(layout, n)
+  return layout
+
+
+def _refusal(use: _Use, layout: Layout, ctx: InferContext) -> str | None:
+  place = shared_place(use.ref, layout, ctx.facts)
+  if isinstance(place, str):
+    return place
+  if not use.role:
+    return None
+  assert isinstance(place, SharedPlace)
+  if not place.is_whole_tile:
+    return "a gemm reads whole tiles of a buffer"
+  bits = use.ref.type.dtype.itemsize * 8
+  return descriptor_refusal(place.layout, bits, role=use.role, tile=use.tile)  # type: ignore[arg-type]

@@ -1,0 +1,202 @@
+"""Layout inference: anchors first, then wishes, each spread as far as exact transfer functions carry it.
+
+What still disagrees becomes a `relayout` equation at the operand that disagrees: never an error where a conversion
+exists, and never a silent one (the report lists them).
+"""
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+
+import numpy as np
+
+# The rules register themselves; this list of imports is the list of what can be laid out.
+import tiletrace.lowering.infer.control
+import tiletrace.lowering.infer.elementwise
+import tiletrace.lowering.infer.memory
+import tiletrace.lowering.infer.mma
+import tiletrace.lowering.infer.reduce
+import tiletrace.lowering.infer.shape  # noqa: F401
+from tiletrace.core.errors import LayoutError
+from tiletrace.core.graph import Block, Eqn, TileGraph, Var, walk
+from tiletrace.core.ops.relayout import relayout_p
+from tiletrace.core.types import RefType
+from tiletrace.lowering.facts import Facts
+from tiletrace.lowering.infer.constraints import (
+  Constraint,
+  Fixed,
+  InferContext,
+  Prefers,
+  Relates,
+  is_distributed,
+  layout_rules,
+)
+from tiletrace.lowering.infer.shape import default_layout
+from tiletrace.lowering.infer.shared import shared_layouts
+from tiletrace.lowering.layouts.relation import Layout
+from tiletrace.lowering.layouts.relayout import classify
+from tiletrace.lowering.ownership import role_sizes
+from tiletrace.lowering.target import Target
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class LaidOut:
+  """A graph whose distributed values, fragments and shared buffers all have a layout."""
+  graph: TileGraph
+  layouts: dict[Var, Layout]
+
+
+def infer_layouts(graph: TileGraph, target: Target) -> LaidOut:
+  """Finds a layout for every tile value, fragment and shared buffer.
+
+  Raises:
+    LayoutError: two anchors want different layouts of one fragment (both places are named).
+  """
+  ctx = InferContext(graph, target, Facts(graph), role_sizes(graph).__getitem__)
+  constraints = {e: list(layout_rules[e.primitive](e, ctx)) for e in walk(graph.body)}
+  solver = _Solver([c for cs in constraints.values() for c in cs])
+  solver.run()
+  for eqn in walk(graph.body):
+    for var in (*eqn.outvars, *(v for b in eqn.blocks for v in b.invars)):
+      if is_distributed(var) and var not in solver.layouts:
+        solver.assign(var, default_layout(var, eqn, ctx))
+        solver.propagate()
+  layouts = {**solver.layouts, **shared_layouts(ctx)}
+  body = _Converter(constraints, layouts).block(graph.body)
+  return LaidOut(graph.replace(body=body), layouts)
+
+
+class _Solver:
+  """Layouts of variables, from anchors outwards."""
+
+  def __init__(self, constraints: list[Constraint]):
+    self.layouts: dict[Var, Layout] = {}
+    self.fixed_by: dict[Var, Fixed] = {}
+    self._queue: deque[Var] = deque()
+    self._links: dict[Var, list[Relates]] = {}
+    for c in constraints:
+      if isinstance(c, Relates):
+        self._links.setdefault(c.operand, []).append(c)
+        self._links.setdefault(c.out, []).append(c)
+    self._anchors = [c for c in constraints if isinstance(c, Fixed)]
+    self._wishes = sorted((c for c in constraints if isinstance(c, Prefers)), key=lambda c: -c.weight)
+
+  def run(self) -> None:
+    for c in self._anchors:
+      first = self.fixed_by.setdefault(c.var, c)
+      if first.layout != c.layout and isinstance(c.var.type, RefType):
+        raise _contradiction(first, c)
+      self.assign(c.var, first.layout)
+    self.propagate()
+    for c in self._wishes:
+      if c.var not in self.layouts:
+        self.assign(c.var, c.layout)
+        self.propagate()
+
+  def assign(self, var: Var, layout: Layout) -> None:
+    self.layouts[var] = layout
+    self._queue.append(var)
+
+  def propagate(self) -> None:
+    while self._queue:
+      var = self._queue.popleft()
+      for link in self._links.get(var, ()):
+        other, transfer = (link.out, link.forward) if link.operand is var else (link.operand, link.backward)
+        if other in self.layouts:
+          continue
+        found = transfer(self.layouts[var])
+        if found is not None:
+          self.assign(other, found)
+
+
+def _contradiction(first: Fixed, second: Fixed) -> LayoutError:
+  return LayoutError(f"{second.var.hint or 'a fragment'} must have two layouts:\n    {first.layout}\n      as {first.why}\n"
+                     f"    {second.layout}\n      as {second.why}", loc=second.eqn.loc,
+                     also=("the first is wanted at", first.eqn.loc),
+                     hint="use two fragments, or give both gemms the same policy= and shape")
+
+
+class _Converter:
+  """Inserts `relayout` where an equation's operand does not have the layout that the equation reads."""
+
+  def __init__(self, constraints: dict[Eqn, list[Constraint]], layouts: dict[Var, Layout]):
+    self.constraints, self.layouts = constraints, layouts
+
+  def block(self, block: Block) -> Block:
+    eqns: list[Eqn] = []
+    for eqn in block.eqns:
+      self._equation(eqn, eqns)
+    return dataclasses.replace(block, eqns=tuple(eqns))
+
+  def _equation(self, eqn: Eqn, out: list[Eqn]) -> None:
+    wanted: dict[Var, Layout] = {}
+    after: tuple[Var, Layout] | None = None
+    for c in self.constraints[eqn]:
+      if isinstance(c, Fixed) and self.layouts[c.var] != c.layout:
+        wanted[c.var] = c.layout
+      elif isinstance(c, Relates) and not self._agrees(c):
+        if isinstance(c.operand.type, RefType):
+          produced = c.forward(self.layouts[c.operand])
+          if produced is None:
+            raise LayoutError("this view does not cut whole registers of every thread", loc=eqn.loc,
+                              hint=f"the fragment's layout is {self.layouts[c.operand]}; take other bounds, or go "
+                                   "through shared memory")
+          after = (c.out, produced)
+        elif c.operand in eqn.invars and not eqn.blocks:
+          wanted[c.operand] = self._read(c, eqn)
+        else:
+          raise LayoutError(f"{eqn.primitive} carries a value in two layouts:\n    {self.layouts[c.operand]}\n    "
+                            f"{self.layouts[c.out]}", loc=eqn.loc, hint="keep it in a fragment: ref[...] = value")
+    for var, layout in wanted.items():
+      eqn = eqn.replace(invars=tuple(self._relayout(var, layout, eqn, out) if a is var else a for a in eqn.invars))
+    if eqn.blocks:
+      eqn = eqn.replace(blocks=tuple(map(self.block, eqn.blocks)))
+    if after is None:
+      out.append(eqn)
+      return
+    var, produced = after
+    loaded = Var(var.type, var.hint)
+    self.layouts[loaded] = produced
+    out.append(eqn.replace(outvars=tuple(loaded if v is var else v for v in eqn.outvars)))
+    out.append(self._convert(loaded, var, eqn))
+
+  def _read(self, c: Relates, eqn: Eqn) -> Layout:
+    layout = c.backward(self.layouts[c.out])
+    if layout is None:
+      raise LayoutError(f"{eqn.primitive} does not cut whole registers of every thread", loc=eqn.loc,
+                        hint="slice at multiples of the layout's period, or go through shared memory")
+    return layout
+
+  def _agrees(self, c: Relates) -> bool:
+    have, want = self.layouts[c.operand], c.backward(self.layouts[c.out])
+    if want is None:
+      return c.forward(have) == self.layouts[c.out]
+    return have == want or holds(have, want)
+
+  def _relayout(self, var: Var, layout: Layout, eqn: Eqn, out: list[Eqn]) -> Var:
+    target = Var(var.type, var.hint)
+    self.layouts[target] = layout
+    out.append(self._convert(var, target, eqn))
+    return target
+
+  def _convert(self, source: Var, target: Var, eqn: Eqn) -> Eqn:
+    how = classify(self.layouts[source], self.layouts[target])
+    return Eqn(relayout_p, (source,), (target,), {"how": how}, eqn.loc)
+
+
+def holds(have: Layout, want: Layout) -> bool:
+  """Whether every thread that needs an element in layout `want` holds it in `have` already."""
+  axes = ("warp", "lane", "reg")
+  a, b = have.table(axes), want.table(axes)
+  if a.shape[0] % b.shape[0] and b.shape[0] % a.shape[0]:
+    return False
+  warps, lanes = max(a.shape[0], b.shape[0]), max(a.shape[1], b.shape[1])
+  strides = np.cumprod([1, *have.shape[::-1]])[-2::-1] if have.shape else np.zeros(0, np.int64)
+
+  def flat(t: np.ndarray) -> np.ndarray:
+    t = np.broadcast_to(np.tile(t, (warps // t.shape[0], 1, 1, 1)), (warps, lanes, *t.shape[2:]))
+    return (t * strides).sum(-1).reshape(warps * lanes, -1)
+
+  mine, needed = np.sort(flat(a), axis=1), flat(b)
+  at = np.minimum([np.searchsorted(m, n) for m, n in zip(mine, needed, strict=True)], mine.shape[1] - 1)
+  return bool((np.take_along_axis(mine, np.asarray(at), axis=1) == needed).all())

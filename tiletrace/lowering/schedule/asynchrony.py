@@ -1,0 +1,144 @@
+"""Asynchronous gemms: where each group is issued, and the completion point before the first access that conflicts.
+
+`wgmma_wait(n)` counts groups issued in the same straight line, or, where nothing but wgmma touches the accumulators in a
+loop, one iteration's groups: ptxas keeps only those asynchronous (C7514 otherwise).
+"""
+from __future__ import annotations
+
+import dataclasses
+
+from tiletrace.core import dtypes
+from tiletrace.core.effects import Access, RefEffect
+from tiletrace.core.graph import Block, Eqn, Literal, Var, walk
+from tiletrace.core.ops import mma
+from tiletrace.core.ops.elementwise import gt_p
+from tiletrace.core.rules import effects, type_rules
+from tiletrace.core.types import RefType, Space
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Pending:
+  """A group in flight: what it writes and reads in registers and shared memory."""
+  acc: Var
+  a_fragment: Var | None
+  shared: frozenset[Var]
+
+
+def pending_of(gemm: Eqn) -> Pending:
+  refs = gemm.refs
+  a = refs[0].root if gemm.params["a_in"] == "ref" and refs[0].type.space is Space.FRAGMENT else None
+  return Pending(refs[-1].root, a, frozenset(r.root for r in refs if r.type.space is Space.SHARED))
+
+
+def gemms_in(block: Block) -> list[Eqn]:
+  return [e for e in walk(block) if e.primitive is mma.gemm_p]
+
+
+def accesses(eqn: Eqn) -> tuple[set[Var], set[Var]]:
+  """(references read, references written) by an equation with its blocks."""
+  reads: set[Var] = set()
+  writes: set[Var] = set()
+  for e in (eqn, *(i for b in eqn.blocks for i in walk(b))):
+    for effect in effects(e) if not e.blocks else ():
+      if isinstance(effect, RefEffect):
+        (reads if effect.access is Access.READ else writes).add(e.refs[effect.operand].root)
+  return reads, writes
+
+
+def conflicts(eqn: Eqn, group: Pending) -> bool:
+  """The equation needs the group to be complete. Another gemm into the same accumulator does not."""
+  if eqn.primitive is mma.gemm_p:
+    return eqn.params["a_in"] == "ref" and eqn.refs[0].root is group.acc
+  reads, writes = accesses(eqn)
+  if group.acc in reads | writes or (group.a_fragment is not None and group.a_fragment in writes):
+    return True
+  return bool(group.shared & writes) or (bool(eqn.blocks) and any(gemms_in(b) for b in eqn.blocks))
+
+
+def stays_in_flight(loop: Eqn) -> bool:
+  """Only wgmma touches the accumulators in the loop, and nothing rewrites what the gemms read: a group may be pending
+  over the back edge, and the wait counts iterations."""
+  body = loop.blocks[0]
+  gemms = [e for e in body.eqns if e.primitive is mma.gemm_p]
+  if not gemms or len(gemms) != len(gemms_in(body)):
+    return False
+  accs = {g.refs[-1].root for g in gemms}
+  shared = {r.root for g in gemms for r in g.refs if r.type.space is Space.SHARED}
+  if any(pending_of(g).a_fragment is not None or g.params["a_in"] == "value" for g in gemms):
+    return False
+  for eqn in body.eqns:
+    if eqn.primitive is mma.gemm_p:
+      continue
+    reads, writes = accesses(eqn)
+    if accs & (reads | writes):
+      return False
+    if any(v in shared for v in writes) and eqn.primitive.name != "copy":
+      return False
+  return True
+
+
+def is_zero_store(eqn: Eqn, acc: Var) -> bool:
+  """acc[...] = 0"""
+  if eqn.primitive.name != "store" or eqn.refs[0].root is not acc or not eqn.refs[0].view.is_whole or len(eqn.values) != 1:
+    return False
+  value = eqn.values[0]
+  return isinstance(value, Literal) and value.value == 0
+
+
+def elide_zero_stores(block: Block, positive_trips) -> Block:  # noqa: ANN001
+  """`acc[...] = 0` before a loop whose first touch of acc is an accumulating gemm becomes `accumulate = index > first`.
+
+  The first wgmma then overwrites (scale-d = 0). Only where the loop certainly runs.
+  """
+  eqns = [e.replace(blocks=tuple(elide_zero_stores(b, positive_trips) for b in e.blocks)) if e.blocks else e
+          for e in block.eqns]
+  for i, store in enumerate(eqns):
+    acc = store.refs[0].root if store.primitive.name == "store" and store.refs else None
+    if acc is None or not _is_fragment(acc) or not is_zero_store(store, acc):
+      continue
+    j = next((j for j in range(i + 1, len(eqns)) if acc in set().union(*accesses(eqns[j]))), None)
+    if j is None:
+      continue
+    replaced = _overwriting(eqns[j], acc, positive_trips)
+    if replaced is not None:
+      eqns[j] = replaced
+      eqns[i] = None  # type: ignore[call-overload]
+  return dataclasses.replace(block, eqns=tuple(e for e in eqns if e is not None))
+
+
+def _overwriting(eqn: Eqn, acc: Var, positive_trips) -> Eqn | None:  # noqa: ANN001
+  """The equation with its gemm into acc overwriting the first time; None where that is not all that happens first."""
+  if eqn.primitive is mma.gemm_p:
+    return _with_accumulate(eqn, None) if _accumulates(eqn) else None
+  if eqn.primitive.name != "for_loop" or not positive_trips(eqn):
+    return None
+  body = eqn.blocks[0]
+  touching = [e for e in body.eqns if acc in set().union(*accesses(e))]
+  if len(touching) != 1 or touching[0].primitive is not mma.gemm_p or not _accumulates(touching[0]):
+    return None
+  gemm = touching[0]
+  index, lo = body.invars[0], eqn.values[0]
+  new = _first_iteration(index, lo, gemm)
+  at = body.eqns.index(gemm)
+  eqns = (*body.eqns[:at], new, _with_accumulate(gemm, new.outvars[0]), *body.eqns[at + 1:])
+  return eqn.replace(blocks=(dataclasses.replace(body, eqns=eqns),))
+
+
+def _accumulates(gemm: Eqn) -> bool:
+  value = gemm.values[0]
+  return isinstance(value, Literal) and value.value is True
+
+
+def _first_iteration(index: Var, lo, gemm: Eqn) -> Eqn:  # noqa: ANN001
+  eqn = Eqn(gt_p, (index, lo), (), {}, gemm.loc)
+  return eqn.replace(outvars=tuple(map(Var, type_rules[gt_p](eqn))))
+
+
+def _with_accumulate(gemm: Eqn, value: Var | None) -> Eqn:
+  first = len(gemm.invars) - len(gemm.values)
+  new = value if value is not None else Literal(False, dtypes.bool_)
+  return gemm.replace(invars=(*gemm.invars[:first], new, *gemm.invars[first + 1:]))
+
+
+def _is_fragment(v: Var) -> bool:
+  return isinstance(v.type, RefType) and v.type.space is Space.FRAGMENT

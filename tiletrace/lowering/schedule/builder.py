@@ -1,0 +1,177 @@
+"""Writing level-0 equations: what a person would write with tt functions, as equations."""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tiletrace.core import dtypes
+from tiletrace.core.graph import Atom, Block, Eqn, Literal, Primitive, RefOperand, Var
+from tiletrace.core.ops import barrier, control, elementwise, memory, roles
+from tiletrace.core.rules import type_rules
+from tiletrace.core.source import Loc
+from tiletrace.core.types import Dyn, RefType, Space, View, ViewDim, whole_view
+
+
+def i32(n: int) -> Literal:
+  return Literal(n, dtypes.i32)
+
+
+def with_refs(eqn: Eqn, refs: Sequence[RefOperand], *, values: Sequence[Atom] | None = None, **params: Any) -> Eqn:
+  """The equation with other reference (and value) operands."""
+  invars: list[Atom] = []
+  for r in refs:
+    invars += [r.root, *r.dyn]
+  invars += eqn.values if values is None else values
+  return eqn.replace(invars=tuple(invars), params={**eqn.params, "views": tuple(r.view for r in refs), **params})
+
+
+def whole(root: Var) -> RefOperand:
+  assert isinstance(root.type, RefType)
+  return RefOperand(root, whole_view(root.type.shape), ())
+
+
+def prefixed(view: View, slot: Atom | int) -> tuple[View, tuple[Atom, ...]]:
+  """The view of one slot: a leading dimension, fixed at `slot`, before the view's own; and its first dynamic operand."""
+  dynamic = () if isinstance(slot, int) else (slot,)
+  shift = len(dynamic)
+
+  def moved(x: int | Dyn) -> int | Dyn:
+    return Dyn(x.index + shift) if isinstance(x, Dyn) else x
+
+  dims = tuple(dataclasses.replace(d, start=moved(d.start), size=moved(d.size),
+                                   edges=tuple((moved(a), moved(b)) for a, b in d.edges)) for d in view.dims)
+  lead = ViewDim(Dyn(0) if dynamic else int(slot), 1, squeezed=True)  # type: ignore[arg-type]
+  return View((lead, *dims), tuple(p + 1 for p in view.perm)), dynamic
+
+
+class Builder:
+  """Collects equations of one block. Operands may be Python ints."""
+
+  def __init__(self, loc: Loc):
+    self.loc, self.eqns = loc, []
+
+  def bind(self, primitive: Primitive, invars: Sequence[Atom], params: dict[str, Any],
+           blocks: tuple[Block, ...] = (), hint: str | None = None) -> tuple[Var, ...]:
+    eqn = Eqn(primitive, tuple(invars), (), params, self.loc, blocks)
+    outvars = tuple(Var(t, hint) for t in type_rules[primitive](eqn))
+    self.eqns.append(eqn.replace(outvars=outvars))
+    return outvars
+
+  def append(self, eqn: Eqn) -> None:
+    self.eqns.append(eqn)
+
+  def block(self, invars: Sequence[Var] = ()) -> Block:
+    return Block(tuple(invars), tuple(self.eqns), ())
+
+  def inner(self) -> Builder:
+    return Builder(self.loc)
+
+  # ---- scalars
+
+  def op(self, primitive: Primitive, *xs: Atom | int) -> Atom:
+    return self.bind(primitive, [i32(x) if isinstance(x, int) else x for x in xs], {})[0]
+
+  def add(self, x: Atom | int, y: Atom | int) -> Atom:
+    return self.op(elementwise.add_p, x, y)
+
+  def sub(self, x: Atom | int, y: Atom | int) -> Atom:
+    return self.op(elementwise.sub_p, x, y)
+
+  def mul(self, x: Atom | int, y: Atom | int) -> Atom:
+    return self.op(elementwise.mul_p, x, y)
+
+  def floordiv(self, x: Atom | int, y: Atom | int) -> Atom:
+    return self.op(elementwise.floordiv_p, x, y)
+
+  def mod(self, x: Atom | int, y: Atom | int) -> Atom:
+    return self.op(elementwise.mod_p, x, y)
+
+  def select(self, p: Atom, x: Atom | int, y: Atom | int) -> Atom:
+    return self.op(elementwise.select_p, p, x, y)
+
+  # ---- memory
+
+  def alloc(self, space: Space, shape: tuple[int, ...], dtype: np.dtype, hint: str, layout: Any = None) -> Var:
+    return self.bind(memory.alloc_p, (), {"space": space, "shape": shape, "dtype": dtype, "layout": layout}, hint=hint)[0]
+
+  def load(self, ref: RefOperand, fill_value: Any = 0) -> Var:
+    return self.bind(memory.load_p, (ref.root, *ref.dyn), {"views": (ref.view,), "fill_value": fill_value})[0]
+
+  def store(self, ref: RefOperand, value: Atom | int, **params: Any) -> None:
+    value = i32(value) if isinstance(value, int) else value
+    self.bind(memory.store_p, (ref.root, *ref.dyn, value), {"views": (ref.view,), **params})
+
+  def copy_async(self, src: RefOperand, dst: RefOperand, barrier_at: tuple[Atom, Atom] | None, dispatch: str = "tma",
+                 **params: Any) -> None:
+    self.bind(memory.copy_async_p, (src.root, *src.dyn, dst.root, *dst.dyn, *(barrier_at or ())),
+              {"views": (src.view, dst.view), "fill_value": 0, "dispatch": dispatch, **params})
+
+  # ---- barriers and scopes
+
+  def alloc_barrier(self, count: int, arrivals: int, hint: str) -> Var:
+    return self.bind(barrier.alloc_barrier_p, (), {"count": count, "arrivals": arrivals}, hint=hint)[0]
+
+  def wait(self, bar: Var, index: Atom | int, phase: Atom | int) -> None:
+    self.op_effect(barrier.barrier_wait_p, bar, index, phase)
+
+  def arrive(self, bar: Var, index: Atom | int, count: int) -> None:
+    self.op_effect(barrier.barrier_arrive_p, bar, index, count=count)
+
+  def arrive_expect_tx(self, bar: Var, index: Atom | int, nbytes: int) -> None:
+    self.op_effect(barrier.barrier_arrive_expect_tx_p, bar, index, nbytes=nbytes)
+
+  def op_effect(self, primitive: Primitive, *xs: Atom | int, **params: Any) -> None:
+    self.bind(primitive, [i32(x) if isinstance(x, int) else x for x in xs], params)
+
+  def fence(self) -> None:
+    self.bind(barrier.fence_p, (), {"kind": "proxy_async_shared"})
+
+  def sync(self, each: str = "scope") -> None:
+    self.bind(barrier.sync_p, (), {"each": each})
+
+  def elect(self, body: Block, each: str = "scope") -> None:
+    self.bind(roles.elect_p, (), {"each": each}, (body,))
+
+  def role(self, first: int, count: int, regs: int | None, body: Block) -> None:
+    self.bind(roles.warpgroup_p, (), {"first": first, "count": count, "regs": regs}, (body,))
+
+  def when(self, pred: Atom, body: Block) -> None:
+    self.bind(control.cond_p, (pred,), {}, (body,))
+
+  def for_loop(self, lo: Atom | int, hi: Atom | int, step: Atom | int, body: Block) -> None:
+    operands = [i32(x) if isinstance(x, int) else x for x in (lo, hi, step)]
+    self.bind(control.for_loop_p, operands, {"kind": "range", "num_stages": None, "unroll": 1}, (body,))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class RingState:
+  """Slot and phase of a ring in one role, as tt.PipelineState keeps them: two scalar fragments."""
+  slots: int
+  slot_ref: Var
+  phase_ref: Var
+
+  @classmethod
+  def make(cls, b: Builder, slots: int, phase: int = 0) -> RingState:
+    slot = b.alloc(Space.FRAGMENT, (), dtypes.i32, "slot")
+    flag = b.alloc(Space.FRAGMENT, (), dtypes.i32, "phase")
+    b.store(whole(slot), 0)
+    b.store(whole(flag), phase)
+    return cls(slots, slot, flag)
+
+  def slot(self, b: Builder) -> Var:
+    return b.load(whole(self.slot_ref))
+
+  def phase(self, b: Builder) -> Var:
+    return b.load(whole(self.phase_ref))
+
+  def advance(self, b: Builder) -> None:
+    """The equations of tt.PipelineState.advance, in its order."""
+    slot = b.add(b.load(whole(self.slot_ref)), 1)
+    wrapped = b.op(elementwise.eq_p, slot, self.slots)
+    phase = b.load(whole(self.phase_ref))
+    flipped = b.op(elementwise.xor_p, phase, 1)
+    b.store(whole(self.phase_ref), b.select(wrapped, flipped, b.load(whole(self.phase_ref))))
+    b.store(whole(self.slot_ref), b.select(wrapped, 0, slot))

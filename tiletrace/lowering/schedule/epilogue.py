@@ -1,0 +1,138 @@
+"""Stores of accumulators through shared memory: chunks of columns, stmatrix, TMA; the next tile's loads go on meanwhile."""
+from __future__ import annotations
+
+import dataclasses
+
+from tiletrace.core.graph import Block, Eqn, RefOperand, Var
+from tiletrace.core.ops import grid, memory
+from tiletrace.core.ops import shape as shape_ops
+from tiletrace.core.types import Dyn, Space, View, ViewDim
+from tiletrace.lowering.infer.shape import cut_registers
+from tiletrace.lowering.layouts.relation import Layout
+from tiletrace.lowering.layouts.shared import shared_layout
+from tiletrace.lowering.schedule.builder import Builder
+from tiletrace.lowering.shared_views import stack
+
+COLUMNS = 64  # of a chunk: 128 bytes of 16-bit elements, one row of the swizzle
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Staging:
+  """The buffer through which tiles of one shape leave: `chunks` of [rows, 64]."""
+  buffer: Var
+  rows: int
+  chunks: int
+
+
+def staged_stores(block: Block) -> list[Eqn]:
+  out = []
+  for eqn in block.eqns:
+    if eqn.primitive is memory.store_p and eqn.params.get("dispatch") == "tma":
+      out.append(eqn)
+    for inner in eqn.blocks:
+      out += staged_stores(inner)
+  return out
+
+
+def make_staging(b: Builder, store: Eqn, chunks: int, layouts: dict[Var, Layout]) -> Staging:
+  rows = store.refs[0].shape[0]
+  dtype = store.refs[0].type.dtype
+  buffer = b.alloc(Space.SHARED, (chunks, rows, COLUMNS), dtype, "staging", memory.Swizzle(128))
+  layouts[buffer] = stack(shared_layout((rows, COLUMNS), dtype.itemsize * 8, 128), chunks)
+  return Staging(buffer, rows, chunks)
+
+
+def expand_store(store: Eqn, staging: Staging, warpgroups: int, layouts: dict[Var, Layout]) -> list[Eqn]:
+  """The store in level-0 form.
+
+  Each warpgroup stages and sends its own rows: waits until its earlier stores have been read, writes a few chunks,
+  makes them visible to the asynchronous proxy, and one of its threads starts the stores.
+  """
+  b = Builder(store.loc)
+  ref, value = store.refs[0], store.values[0]
+  assert isinstance(value, Var)
+  rows, columns = ref.shape
+  band = rows // warpgroups
+  for first in range(0, columns, COLUMNS * staging.chunks):
+    count = min(staging.chunks, (columns - first) // COLUMNS)
+    drain = b.inner()
+    drain.bind(memory.wait_group_p, (), {"kind": "bulk", "n": 0, "read": True})
+    b.elect(drain.block(), "warpgroup")
+    b.sync("warpgroup")
+    for c in range(count):
+      start = first + c * COLUMNS
+      part = _columns(b, value, start, layouts)
+      b.store(RefOperand(staging.buffer, _chunk(staging, c), ()), part, dispatch="stmatrix")
+    b.fence()
+    b.sync("warpgroup")
+    send = b.inner()
+    row: list = []
+    if warpgroups > 1:
+      wg = b.bind(grid.warpgroup_id_p, (), {})[0]
+      row = [b.mul(wg, band)]
+    for c in range(count):
+      _send(send, ref, staging, c, first + c * COLUMNS, row, band)
+    send.bind(memory.commit_group_p, (), {"kind": "bulk"})
+    b.elect(send.block(), "warpgroup")
+  return b.eqns
+
+
+def drain_stores(b: Builder) -> None:
+  """Before the CTA ends its shared memory must have been read."""
+  inner = b.inner()
+  inner.bind(memory.wait_group_p, (), {"kind": "bulk", "n": 0, "read": True})
+  b.elect(inner.block(), "warpgroup")
+
+
+def _columns(b: Builder, value: Var, start: int, layouts: dict[Var, Layout]) -> Var:
+  rows = value.type.shape[0]  # type: ignore[union-attr]
+  lo, hi = (0, start), (rows, start + COLUMNS)
+  part = b.bind(shape_ops.slice_p, (value,), {"start": lo, "limit": hi, "strides": (1, 1)})[0]
+  layout = cut_registers(layouts[value], lo, hi)
+  assert layout is not None, "64 columns are whole registers of an accumulator"
+  layouts[part] = layout
+  return part
+
+
+def _chunk(staging: Staging, c: int) -> View:
+  return View((ViewDim(c, 1, squeezed=True), ViewDim(0, staging.rows), ViewDim(0, COLUMNS)), (1, 2))
+
+
+def _send(b: Builder, ref: RefOperand, staging: Staging, c: int, column: int, row: list, band: int) -> None:
+  """One chunk of this warpgroup's rows: shared [band, 64] to global."""
+  source_dims = (ViewDim(c, 1, squeezed=True), ViewDim(Dyn(0) if row else 0, band), ViewDim(0, COLUMNS))
+  source = RefOperand(staging.buffer, View(source_dims, (1, 2)), tuple(row))
+  p, q = ref.view.perm
+  dims, dyn = list(ref.view.dims), list(ref.dyn)
+  for d, offset, size in ((p, row[0] if row else 0, band), (q, column, COLUMNS)):
+    start = dims[d].start
+    base = dyn[start.index] if isinstance(start, Dyn) else start
+    if isinstance(offset, int) and offset == 0:
+      moved = base
+    elif isinstance(base, int) and isinstance(offset, int):
+      moved = base + offset
+    else:
+      moved = b.add(base, offset)
+    if isinstance(moved, int):
+      dims[d] = dataclasses.replace(dims[d], start=moved, size=size)
+    else:
+      dyn.append(moved)
+      dims[d] = dataclasses.replace(dims[d], start=Dyn(len(dyn) - 1), size=size)
+  view, dyn_used = _compact(View(tuple(dims), ref.view.perm), dyn)
+  b.copy_async(source, RefOperand(ref.root, view, dyn_used), None)
+
+
+def _compact(view: View, dyn: list) -> tuple[View, tuple]:
+  """Dynamic operands renumbered in the order of their use; unused ones dropped."""
+  order: list[int] = []
+
+  def use(x: int | Dyn) -> int | Dyn:
+    if not isinstance(x, Dyn):
+      return x
+    if x.index not in order:
+      order.append(x.index)
+    return Dyn(order.index(x.index))
+
+  dims = tuple(dataclasses.replace(d, start=use(d.start), size=use(d.size),
+                                   edges=tuple((use(a), use(e)) for a, e in d.edges)) for d in view.dims)
+  return View(dims, view.perm), tuple(dyn[i] for i in order)

@@ -1,0 +1,103 @@
+"""From the logical grid to the launch: program ids as arithmetic, the raster, the persistent tile loop."""
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from tiletrace.core.errors import LoweringError
+from tiletrace.core.graph import Atom, Block, CallOptions, Eqn, Literal, TileGraph, Var, substitute, walk
+from tiletrace.core.ops import elementwise
+from tiletrace.core.ops import grid as ops
+from tiletrace.lowering.schedule.builder import Builder, i32
+
+
+def raster_ids(b: Builder, tile: Atom, grid: tuple[int, ...], raster: int | None) -> list[Atom]:
+  """The program ids of the `tile`-th program: last axis fastest, or tt.raster's grouped order of the last two axes."""
+  ids: list[Atom] = []
+  rest = tile
+  if raster is not None:
+    if len(grid) < 2:
+      raise LoweringError(f"raster={raster} groups rows of a two-dimensional grid, the grid is {grid}", loc=b.loc,
+                          hint="drop raster=, or give the grid two axes")
+    rows, columns = grid[-2:]
+    lead = grid[:-2]
+    if lead:
+      rest = b.floordiv(tile, rows * columns)
+      tile = b.mod(tile, rows * columns)
+    ids = list(grouped(b, tile, rows, columns, raster))
+    grid = lead
+  for n in reversed(grid[1:]):
+    ids.insert(0, b.mod(rest, n))
+    rest = b.floordiv(rest, n)
+  if grid:
+    ids.insert(0, rest)
+  return ids
+
+
+def grouped(b: Builder, tile: Atom, rows: int, columns: int, group: int) -> tuple[Atom, Atom]:
+  """The equations of tt.raster, in its order."""
+  per_group = group * columns
+  first = b.mul(b.floordiv(tile, per_group), group)
+  height: Atom = i32(group)
+  if rows % group:
+    height = b.op(elementwise.min_p, b.sub(rows, first), group)
+  within = b.mod(tile, per_group)
+  row = b.add(first, b.mod(within, height))
+  return row, b.floordiv(within, height)
+
+
+def uses_ids(block: Block) -> bool:
+  return any(e.primitive is ops.program_id_p for e in walk(block))
+
+
+def with_ids(block: Block, ids: list[Atom], prefix: list[Eqn]) -> Block:
+  """The block with its program_id equations replaced by `ids`, computed by `prefix` at its start."""
+  env: dict[Var, Atom] = {e.outvars[0]: ids[e.params["axis"]] for e in walk(block) if e.primitive is ops.program_id_p}
+  body = substitute(_without_ids(block), env)
+  return dataclasses.replace(body, eqns=(*prefix, *body.eqns))
+
+
+def _without_ids(block: Block) -> Block:
+  eqns = tuple(e.replace(blocks=tuple(map(_without_ids, e.blocks))) for e in block.eqns
+               if e.primitive is not ops.program_id_p)
+  return dataclasses.replace(block, eqns=eqns)
+
+
+def place_on_grid(block: Block, options: CallOptions, b: Builder) -> Block:
+  """One role's work for every program it runs: once, or in a loop over tiles.
+
+  Args:
+    block: the work of one program.
+    b: an empty builder with the kernel's location.
+  Returns:
+    a block without program_id.
+  """
+  total = math.prod(options.grid)
+  if not options.persistent:
+    if not uses_ids(block):
+      return block
+    cta = b.bind(ops.cta_id_p, (), {})[0]
+    ids = raster_ids(b, cta, options.grid, options.raster)
+    return with_ids(block, ids, b.eqns)
+  inner = b.inner()
+  tile = Var(i32(0).type, "tile")
+  ids = raster_ids(inner, tile, options.grid, options.raster)
+  body = with_ids(block, ids, inner.eqns)
+  first = b.bind(ops.cta_id_p, (), {})[0]
+  step = b.bind(ops.num_ctas_p, (), {})[0]
+  b.for_loop(first, total, step, Block((tile,), body.eqns, ()))
+  return b.block()
+
+
+def lower_ids(graph: TileGraph) -> TileGraph:
+  """Program ids of a kernel without invented roles (an author's own roles included)."""
+  if not uses_ids(graph.body):
+    return graph
+  b = Builder(graph.loc)
+  cta = b.bind(ops.cta_id_p, (), {})[0]
+  ids = raster_ids(b, cta, graph.options.grid, graph.options.raster)
+  return graph.replace(body=with_ids(graph.body, ids, b.eqns))
+
+
+def literal_int(a: Atom) -> int | None:
+  return int(a.value) if isinstance(a, Literal) else None

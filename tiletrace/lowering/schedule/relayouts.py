@@ -1,0 +1,55 @@
+"""Relayouts between threads, through shared memory: a store, a sync, a load."""
+from __future__ import annotations
+
+import dataclasses
+
+from tiletrace.core.graph import Block, Eqn, Var
+from tiletrace.core.ops.relayout import relayout_p
+from tiletrace.core.types import Space
+from tiletrace.lowering.layouts.relation import Layout
+from tiletrace.lowering.layouts.shared import SWIZZLES, shared_layout
+from tiletrace.lowering.schedule.builder import Builder, whole
+
+
+class RelayoutLowering:
+  """Replaces every relayout that crosses threads. `scratch` are the buffers that it allocates, `notes` its report."""
+
+  def __init__(self, layouts: dict[Var, Layout]):
+    self.layouts = layouts
+    self.scratch: list[Eqn] = []
+    self.notes: list[str] = []
+
+  def block(self, block: Block) -> Block:
+    eqns: list[Eqn] = []
+    for eqn in block.eqns:
+      if eqn.primitive is relayout_p:
+        self.notes.append(f"{eqn.loc.short()}  relayout of {eqn.outvars[0].type} by {eqn.params['how']}"
+                          + (", made through shared memory" if eqn.params["how"] == "shuffle" else ""))
+      if eqn.primitive is relayout_p and eqn.params["how"] not in ("same", "registers"):
+        eqns += self._through_shared(eqn)
+      else:
+        eqns.append(eqn.replace(blocks=tuple(map(self.block, eqn.blocks))) if eqn.blocks else eqn)
+    return dataclasses.replace(block, eqns=tuple(eqns))
+
+  def _through_shared(self, eqn: Eqn) -> list[Eqn]:
+    (value,), (out,) = eqn.values, eqn.outvars
+    alloc = Builder(eqn.loc)
+    buffer = alloc.alloc(Space.SHARED, out.type.shape, out.type.dtype, "relayout")  # type: ignore[union-attr]
+    self.layouts[buffer] = _scratch_layout(out)
+    self.scratch += alloc.eqns
+    b = Builder(eqn.loc)
+    b.store(whole(buffer), value, dispatch="direct")
+    loaded = b.load(whole(buffer))
+    load = b.eqns.pop()
+    assert load.outvars == (loaded,)
+    return [*b.eqns, load.replace(outvars=(out,))]
+
+
+def _scratch_layout(value: Var) -> Layout:
+  shape, bits = value.type.shape, max(8, value.type.dtype.itemsize * 8)  # type: ignore[union-attr]
+  row = shape[-1] * bits // 8
+  rows = 1
+  for n in shape[:-1]:
+    rows *= n
+  swizzle = next((s for s in SWIZZLES if s and row % s == 0 and rows % 8 == 0 and len(shape) == 2), 0)
+  return shared_layout(shape, bits, swizzle)

@@ -1,0 +1,112 @@
+"""What a CTA has: shared memory by buffer, registers by role, threads. Too much is an error with the sum."""
+from __future__ import annotations
+
+from tiletrace.core import dtypes
+from tiletrace.core.errors import ResourceError
+from tiletrace.core.graph import TileGraph, Var, walk
+from tiletrace.core.types import BarrierType, RefType, Space
+from tiletrace.lowering.layouts.relation import Layout
+from tiletrace.lowering.layouts.shared import recognise_swizzle
+from tiletrace.lowering.layouts.tma import ALIGNMENT
+from tiletrace.lowering.target import Target
+
+BARRIER_BYTES = 8
+PRODUCER_REGISTERS = 24
+_MAX_CONSUMER_REGISTERS = 240
+
+
+def register_budget(consumers: int, target: Target) -> tuple[int, int] | None:
+  """(producer, consumer) registers per thread, or None where every thread gets what it can use at launch.
+
+  setmaxnreg moves registers between warpgroups in units of 8; all of them together hold what the SM has, and 24 is
+  what an idle producer needs (PTX ISA, setmaxnreg).
+  """
+  if consumers < 2:
+    return None
+  per_thread = target.registers // 128
+  each = min(_MAX_CONSUMER_REGISTERS, (per_thread - PRODUCER_REGISTERS) // consumers // 8 * 8)
+  entry = per_thread // (consumers + 1) // 8 * 8
+  producer = PRODUCER_REGISTERS if each < 160 or consumers != 3 else 32
+  assert producer <= entry <= each and producer + consumers * each <= per_thread, (consumers, producer, each)
+  return producer, each
+
+
+def place_buffers(graph: TileGraph, layouts: dict[Var, Layout], target: Target) -> tuple[dict[Var, int], int]:
+  """(byte offset of each shared buffer and barrier array, bytes in all). Buffers with the widest alignment come first.
+
+  Raises:
+    ResourceError: they do not fit, with every buffer's size.
+  """
+  buffers, barriers = [], []
+  for eqn in walk(graph.body):
+    if eqn.primitive.name == "alloc" and eqn.params["space"] is Space.SHARED:
+      buffers.append((eqn.outvars[0], eqn.loc))
+    elif eqn.primitive.name == "alloc_barrier":
+      barriers.append(eqn.outvars[0])
+  offsets: dict[Var, int] = {}
+  at = 0
+  for var, _ in sorted(buffers, key=lambda item: -_alignment(item[0], layouts)):
+    align = _alignment(var, layouts)
+    at = -(-at // align) * align
+    offsets[var] = at
+    at += buffer_bytes(var, layouts)
+  at = -(-at // BARRIER_BYTES) * BARRIER_BYTES
+  for var in barriers:
+    assert isinstance(var.type, BarrierType)
+    offsets[var] = at
+    at += BARRIER_BYTES * var.type.count
+  if at > target.smem_bytes:
+    lines = [f"    {buffer_bytes(v, layouts):>8}  {v.hint or 'buffer'} {v.type} at {loc.short()}" for v, loc in buffers]
+    count = sum(v.type.count for v in barriers)  # type: ignore[union-attr]
+    lines += [f"    {BARRIER_BYTES * count:>8}  {count} barriers"] if count else []
+    raise ResourceError(f"{graph.name} needs {at} bytes of shared memory, {target.name} has {target.smem_bytes} for a CTA:\n"
+                        + "\n".join(lines), loc=buffers[-1][1] if buffers else graph.loc,
+                        hint="take smaller blocks, or a smaller num_stages")
+  return offsets, at
+
+
+def buffer_bytes(var: Var, layouts: dict[Var, Layout]) -> int:
+  assert isinstance(var.type, RefType)
+  return layouts[var].extent("off") * var.type.dtype.itemsize
+
+
+def _alignment(var: Var, layouts: dict[Var, Layout]) -> int:
+  assert isinstance(var.type, RefType)
+  if len(var.type.shape) < 2:
+    return 128
+  found = recognise_swizzle(layouts[var], max(8, var.type.dtype.itemsize * 8))
+  return ALIGNMENT[found[0]] if found is not None else 1024
+
+
+def check_registers(graph: TileGraph, layouts: dict[Var, Layout], budget: int) -> None:
+  """A fragment that alone exceeds a thread's registers is refused, before ptxas spills it.
+
+  Raises:
+    ResourceError: with the registers of each fragment.
+  """
+  sizes = []
+  for eqn in walk(graph.body):
+    for var in eqn.outvars:
+      if var in layouts and not (isinstance(var.type, RefType) and var.type.space is Space.SHARED):
+        count = layouts[var].extent("reg")
+        packed = var.type.dtype in (dtypes.f16, dtypes.bf16)  # type: ignore[union-attr]
+        sizes.append(((count + 1) // 2 if packed else count, var, eqn.loc))
+  fragments = [s for s in sizes if isinstance(s[1].type, RefType)]
+  worst = max(sizes, key=lambda s: s[0], default=None)
+  total = sum(s[0] for s in fragments)
+  if worst is None or (worst[0] <= budget and total <= budget):
+    return
+  lines = [f"    {n:>6}  {v.hint or 'a value'} {v.type} at {loc.short()}" for n, v, loc in
+           (fragments if total > budget else [worst])]
+  raise ResourceError(f"{graph.name} needs {max(total, worst[0])} registers of each thread, of {budget}:\n" + "\n".join(lines),
+                      loc=worst[2], hint="take smaller tiles, more warpgroups=, or loop over blocks of the tile")
+
+
+def check_launch(graph: TileGraph, threads: int, total: int, target: Target) -> None:
+  """The grid and the CTA fit the hardware."""
+  if threads > target.max_threads:
+    raise ResourceError(f"{graph.name}: warpgroups={graph.options.warpgroups} needs {threads} threads with its producer, "
+                        f"a CTA has at most {target.max_threads}", loc=graph.loc, hint="at most 7 warpgroups beside a producer")
+  if total > target.grid_x:
+    raise ResourceError(f"{graph.name}: grid {graph.options.grid} has {total} programs, the hardware takes {target.grid_x}",
+                        loc=graph.loc, hint="take larger blocks, or loop in the kernel")

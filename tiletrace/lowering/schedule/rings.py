@@ -1,0 +1,150 @@
+"""Rings: which shared buffers are FIFOs of slots, pushed by copies and popped by their last use.
+
+A buffer is a ring if every write to it is a copy of the whole buffer from global memory, and everything that such a
+copy brings is used in the block of the copy, before the next one. Buffers that are pushed side by side and used over
+the same stretch share their barriers.
+"""
+from __future__ import annotations
+
+import dataclasses
+
+from tiletrace.core.effects import Access, RefEffect
+from tiletrace.core.graph import Block, Eqn, TileGraph, Var, walk
+from tiletrace.core.rules import effects
+from tiletrace.core.types import Space
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+  """One push site: the copies, and the first and last equation of the block that use what they bring."""
+  copies: tuple[Eqn, ...]
+  first_use: Eqn
+  last_use: Eqn
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Ring:
+  """Buffers that are pushed together. `slots` is the depth."""
+  buffers: tuple[Var, ...]
+  slots: int
+  segments: tuple[Segment, ...]
+
+  @property
+  def nbytes(self) -> int:
+    """Bytes of one push."""
+    return sum(v.type.nbytes for v in self.buffers)  # type: ignore[union-attr]
+
+  @property
+  def name(self) -> str:
+    return "_".join(v.hint or "buffer" for v in self.buffers)
+
+
+def shared_uses(eqn: Eqn) -> set[Var]:
+  """Shared buffers that an equation, blocks included, reads or writes."""
+  inner = (e for b in eqn.blocks for e in walk(b))
+  return {r.root for e in (eqn, *inner) for r in e.refs if r.type.space is Space.SHARED}
+
+
+def _is_push(eqn: Eqn, buffer: Var) -> bool:
+  if eqn.primitive.name != "copy" or eqn.params["dispatch"] != "tma":
+    return False
+  src, dst = eqn.refs
+  return dst.root is buffer and dst.view.is_whole and src.type.space is Space.GLOBAL
+
+
+def find_rings(graph: TileGraph) -> tuple[list[Ring], list[str]]:
+  """The rings of a graph, and for each other shared buffer that a copy fills the reason why it is none."""
+  notes: list[str] = []
+  refused: set[Var] = set()
+  for eqn in walk(graph.body):
+    for effect in effects(eqn) if not eqn.blocks else ():
+      if isinstance(effect, RefEffect) and effect.access is Access.WRITE:
+        ref = eqn.refs[effect.operand]
+        if ref.type.space is Space.SHARED and not _is_push(eqn, ref.root) and ref.root not in refused:
+          refused.add(ref.root)
+          how = eqn.params.get("dispatch") if eqn.primitive.name == "copy" else None
+          what = f"a {how} copy" if how else f"'{eqn.primitive}'"
+          notes.append(f"{ref.root.hint or 'buffer'} is one slot, filled by the consumers: it is written by {what} "
+                       f"at {eqn.loc.short()}")
+  segments: dict[frozenset[Var], list[tuple[Segment, int]]] = {}
+  _collect(graph.body, 1, refused, segments, notes)
+  keys = _disjoint(segments, refused)
+  rings = []
+  for key, found in keys.items():
+    order = tuple(c.refs[1].root for c in found[0][0].copies)
+    assert set(order) == set(key)
+    rings.append(Ring(order, max(n for _, n in found), tuple(s for s, _ in found)))
+  return rings, notes
+
+
+def _disjoint(segments: dict[frozenset[Var], list[tuple[Segment, int]]],
+              refused: set[Var]) -> dict[frozenset[Var], list[tuple[Segment, int]]]:
+  """Splits groups that share a buffer with another group into single buffers, and drops refused buffers."""
+  owners: dict[Var, set[frozenset[Var]]] = {}
+  for key in segments:
+    for v in key:
+      owners.setdefault(v, set()).add(key)
+  shared = {v for v, keys in owners.items() if len(keys) > 1}
+  out: dict[frozenset[Var], list[tuple[Segment, int]]] = {}
+  for key, found in segments.items():
+    parts = [key] if not key & shared and not key & refused else [frozenset({v}) for v in key]
+    for part in parts:
+      if part & refused:
+        continue
+      for s, n in found:
+        copies = tuple(c for c in s.copies if c.refs[1].root in part)
+        out.setdefault(part, []).append((Segment(copies, s.first_use, s.last_use), n))
+  return out
+
+
+def _collect(block: Block, stages: int, refused: set[Var], out: dict, notes: list[str]) -> None:
+  pushes: list[tuple[int, Eqn]] = []
+  for i, eqn in enumerate(block.eqns):
+    for inner in eqn.blocks:
+      depth = eqn.params.get("num_stages") if eqn.primitive.name == "for_loop" else None
+      _collect(inner, depth or stages, refused, out, notes)
+    if eqn.primitive.name == "copy" and eqn.refs[1].root not in refused and _is_push(eqn, eqn.refs[1].root):
+      pushes.append((i, eqn))
+  spans: list[tuple[int, Eqn, int, int]] = []
+  for n, (i, eqn) in enumerate(pushes):
+    buffer = eqn.refs[1].root
+    end = next((j for j, other in pushes[n + 1:] if other.refs[1].root is buffer), len(block.eqns))
+    uses = [j for j in range(i + 1, end) if buffer in shared_uses(block.eqns[j])]
+    if not uses:
+      refused.add(buffer)
+      notes.append(f"{buffer.hint or 'buffer'} is one slot: what the copy at {eqn.loc.short()} brings is not used in its block")
+    else:
+      spans.append((i, eqn, uses[0], uses[-1]))
+  groups: list[list[tuple[int, Eqn, int, int]]] = []
+  for span in spans:
+    if groups and groups[-1][0][2:] == span[2:] and span[0] < span[2] and span[1].refs[1].root not in {
+        s[1].refs[1].root for s in groups[-1]}:
+      groups[-1].append(span)
+    else:
+      groups.append([span])
+  for group in groups:
+    copies = tuple(s[1] for s in group)
+    segment = Segment(copies, block.eqns[group[0][2]], block.eqns[group[0][3]])
+    out.setdefault(frozenset(c.refs[1].root for c in copies), []).append((segment, stages))
+
+
+def uses_outside_segments(graph: TileGraph, rings: list[Ring]) -> dict[Var, Eqn]:
+  """Ring buffers that are used where no push reaches: before the first copy of the block, or in another block."""
+  bad: dict[Var, Eqn] = {}
+
+  def visit(block: Block, live: frozenset[Var]) -> None:
+    for eqn in block.eqns:
+      used = shared_uses(eqn) & set(ring_of)
+      if eqn.primitive.name == "copy" and eqn in push_sites:
+        live = live | {eqn.refs[1].root}
+        continue
+      for v in used - live:
+        if not eqn.blocks:
+          bad.setdefault(v, eqn)
+      for inner in eqn.blocks:
+        visit(inner, live)
+
+  ring_of = {v: r for r in rings for v in r.buffers}
+  push_sites = {c for r in rings for s in r.segments for c in s.copies}
+  visit(graph.body, frozenset())
+  return bad

@@ -1,0 +1,228 @@
+"""Level 1 to level 0: roles, rings, barriers, asynchronous gemms, the tile loop, and where everything lies.
+
+The result is what an author could have written with tt.warpgroup, tt.alloc_barrier and tt.copy_async; written by hand,
+it passes through here unchanged.
+"""
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from tiletrace.core.errors import ResourceError
+from tiletrace.core.graph import Block, Eqn, TileGraph, Var, walk
+from tiletrace.core.ops import memory
+from tiletrace.core.simplify import simplify
+from tiletrace.core.types import Space
+from tiletrace.lowering.facts import Facts
+from tiletrace.lowering.layouts.relation import Layout
+from tiletrace.lowering.options import CompileOptions
+from tiletrace.lowering.ownership import is_explicit
+from tiletrace.lowering.schedule.asynchrony import elide_zero_stores
+from tiletrace.lowering.schedule.builder import Builder, RingState
+from tiletrace.lowering.schedule.checker import check_program
+from tiletrace.lowering.schedule.consumer import Consumer, RingResources
+from tiletrace.lowering.schedule.epilogue import Staging, drain_stores, expand_store, make_staging, staged_stores
+from tiletrace.lowering.schedule.grid import lower_ids, place_on_grid
+from tiletrace.lowering.schedule.producer import Producer, slice_refusal
+from tiletrace.lowering.schedule.program import Program
+from tiletrace.lowering.schedule.relayouts import RelayoutLowering
+from tiletrace.lowering.schedule.resources import check_launch, check_registers, place_buffers, register_budget
+from tiletrace.lowering.schedule.rings import Ring, find_rings, uses_outside_segments
+from tiletrace.lowering.schedule.syncs import place_syncs
+from tiletrace.lowering.select.select import Selected, context, demote_copies
+from tiletrace.lowering.shared_views import stack
+from tiletrace.lowering.target import Target
+
+WARPGROUP = 128
+
+
+def schedule(selected: Selected, target: Target, options: CompileOptions) -> Program:
+  """Schedules a selected graph.
+
+  Raises:
+    ResourceError: shared memory, registers, threads or the grid exceed the target's.
+    ScheduleError: the checker refutes a barrier, phase or wait.
+  """
+  graph, layouts, notes = selected.graph, dict(selected.layouts), []
+  if is_explicit(graph):
+    threads = WARPGROUP * max(e.params["first"] + e.params["count"] for e in walk(graph.body)
+                              if e.primitive.name == "warpgroup")
+    graph = lower_ids(graph)
+  else:
+    graph, threads = _Scheduler(graph, layouts, target, options, notes).run()
+  graph = simplify(graph)
+  total = math.prod(graph.options.grid)
+  check_launch(graph, threads, total, target)
+  check_registers(graph, layouts, 255)
+  offsets, smem = place_buffers(graph, layouts, target)
+  check_program(graph)
+  return Program(graph, layouts, offsets, target, threads, smem, tuple(notes))
+
+
+class _Scheduler:
+  """One kernel without roles of its own."""
+
+  def __init__(self, graph: TileGraph, layouts: dict[Var, Layout], target: Target, options: CompileOptions,
+               notes: list[str]):
+    self.graph, self.layouts, self.target, self.options, self.notes = graph, layouts, target, options, notes
+    self.facts = Facts(graph)
+
+  def run(self) -> tuple[TileGraph, int]:
+    """(the level-0 graph, threads of a CTA)."""
+    relayouts = RelayoutLowering(self.layouts)
+    body = relayouts.block(self.graph.body)
+    self.notes += relayouts.notes
+    body = dataclasses.replace(body, eqns=(*relayouts.scratch, *body.eqns))
+    body = elide_zero_stores(body, self._runs)
+    graph = self.graph.replace(body=body)
+    rings, notes = find_rings(graph)
+    self.notes += notes
+    refusal = self._refusal(graph, rings)
+    if rings and refusal is None:
+      return self._specialised(graph, rings)
+    if rings:
+      self.notes.append(f"no producer warpgroup: {refusal}")
+    return self._single(graph)
+
+  def _runs(self, loop: Eqn) -> bool:
+    lo, hi = (self.facts[a] for a in loop.values[:2])
+    return lo.hi < hi.lo
+
+  def _refusal(self, graph: TileGraph, rings: list[Ring]) -> str | None:
+    """Why the copies do not go to a producer."""
+    outside = uses_outside_segments(graph, rings)
+    if outside:
+      var, eqn = next(iter(outside.items()))
+      return f"{var.hint or 'a buffer'} is used at {eqn.loc.short()}, where no copy in the same block reaches"
+    return slice_refusal(graph, rings)
+
+  # ---- a producer and its consumers
+
+  def _specialised(self, graph: TileGraph, rings: list[Ring]) -> tuple[TileGraph, int]:
+    consumers = graph.options.warpgroups
+    head = Builder(graph.loc)
+    ring_vars = {v for r in rings for v in r.buffers}
+    body, allocs = _split_allocs(graph.body, ring_vars)
+    resources = [self._resources(head, r, consumers) for r in rings]
+    for alloc in allocs:
+      head.append(alloc)
+    own = {a.outvars[0] for a in allocs}
+    body, staging = self._epilogue(head, body, consumers)
+    budget = register_budget(consumers, self.target)
+    head.role(0, 1, budget[0] if budget else None, self._producer(graph, resources))
+    head.role(1, consumers, budget[1] if budget else None, self._consumers(graph, body, resources, own, staging))
+    self._report(rings, resources)
+    return graph.replace(body=dataclasses.replace(graph.body, eqns=tuple(head.eqns))), WARPGROUP * (1 + consumers)
+
+  def _resources(self, head: Builder, ring: Ring, consumers: int) -> RingResources:
+    buffers = {}
+    for v in ring.buffers:
+      shape = (ring.slots, *v.type.shape)  # type: ignore[union-attr]
+      new = head.alloc(Space.SHARED, shape, v.type.dtype, v.hint or "buffer")  # type: ignore[union-attr]
+      self.layouts[new] = stack(self.layouts[v], ring.slots)
+      buffers[v] = new
+    full = head.alloc_barrier(ring.slots, 1, "full")
+    empty = head.alloc_barrier(ring.slots, consumers, "empty")
+    return RingResources(ring, buffers, full, empty)
+
+  def _producer(self, graph: TileGraph, resources: list[RingResources]) -> Block:
+    """One elected thread: ring states, then the sliced kernel on the grid. It starts with phase 1: slots are empty."""
+    thread = Builder(graph.loc)
+    states = {r: RingState.make(thread, r.ring.slots, phase=1) for r in resources}
+    work = place_on_grid(Producer(resources, states).block(graph), graph.options, Builder(graph.loc))
+    thread.eqns += work.eqns
+    role = Builder(graph.loc)
+    role.elect(thread.block())
+    return role.block()
+
+  def _consumers(self, graph: TileGraph, body: Block, resources: list[RingResources], own: set[Var],
+                 staging: Staging | None) -> Block:
+    b = Builder(graph.loc)
+    fragments = [e for e in body.eqns if e.primitive is memory.alloc_p]
+    body = dataclasses.replace(body, eqns=tuple(e for e in body.eqns if e not in set(fragments)))
+    b.eqns += fragments
+    states = {r: RingState.make(b, r.ring.slots) for r in resources}
+    rewriter = Consumer(resources, states, graph.options.warpgroups, self.facts)
+    work = place_syncs(rewriter.block(body), own)
+    self.notes += rewriter.notes
+    b.eqns += place_on_grid(work, graph.options, Builder(graph.loc)).eqns
+    if staging is not None:
+      drain_stores(b)
+    return b.block()
+
+  def _epilogue(self, head: Builder, body: Block, consumers: int) -> tuple[Block, Staging | None]:
+    """Expands staged stores; the staging buffer takes the largest power of two of chunks that still fits."""
+    stores = staged_stores(body)
+    if not stores:
+      return body, None
+    first = stores[0]
+    rows, columns = first.refs[0].shape
+    alike = [s for s in stores if s.refs[0].shape == (rows, columns) and s.refs[0].type.dtype == first.refs[0].type.dtype]
+    chunks = 1
+    used = self._shared_bytes(head)
+    while chunks * 2 <= columns // 64 and (columns // 64) % (chunks * 2) == 0 and (
+        used + chunks * 2 * rows * 128 + 1024 <= self.target.smem_bytes):
+      chunks *= 2
+    if used + chunks * rows * 128 + 1024 > self.target.smem_bytes:
+      self.notes.append("the epilogue stores directly: no shared memory is left for staging")
+      return _map(body, lambda e: [_direct(e)] if e in stores else [e]), None
+    staging = make_staging(head, first, chunks, self.layouts)
+    expand = set(alike)
+    return _map(body, lambda e: expand_store(e, staging, consumers, self.layouts) if e in expand
+                else [_direct(e)] if e in stores else [e]), staging
+
+  def _shared_bytes(self, head: Builder) -> int:
+    probe = self.graph.replace(body=Block((), tuple(head.eqns), ()))
+    try:
+      return place_buffers(probe, self.layouts, self.target)[1]
+    except ResourceError:
+      return self.target.smem_bytes
+
+  def _report(self, rings: list[Ring], resources: list[RingResources]) -> None:
+    for r in rings:
+      self.notes.append(f"ring {r.name}: {r.slots} slots of {r.nbytes} bytes, filled by TMA from the producer warpgroup")
+
+  # ---- all threads do everything
+
+  def _single(self, graph: TileGraph) -> tuple[TileGraph, int]:
+    """No producer: copies run in the threads that compute, one slot each."""
+    ctx = context(graph, self.layouts, self.target, self.options)
+    body = demote_copies(graph.body, ctx, self.notes)
+    body, allocs = _split_allocs(body, set())
+    head = Builder(graph.loc)
+    for alloc in allocs:
+      head.append(alloc)
+    own = {a.outvars[0] for a in allocs}
+    body, staging = self._epilogue(head, body, graph.options.warpgroups)
+    rewriter = Consumer([], {}, graph.options.warpgroups, self.facts)
+    work = place_syncs(rewriter.block(body), own)
+    head.eqns += place_on_grid(work, graph.options, Builder(graph.loc)).eqns
+    if staging is not None:
+      drain_stores(head)
+    eqns = tuple(head.eqns)
+    return graph.replace(body=dataclasses.replace(graph.body, eqns=eqns)), WARPGROUP * graph.options.warpgroups
+
+
+def _split_allocs(block: Block, drop: set[Var]) -> tuple[Block, list[Eqn]]:
+  """Takes the shared allocations out of a block and those inside it; those of `drop` disappear."""
+  found: list[Eqn] = []
+
+  def take(eqn: Eqn) -> list[Eqn]:
+    if eqn.primitive is memory.alloc_p and eqn.params["space"] is Space.SHARED:
+      if eqn.outvars[0] not in drop:
+        found.append(eqn)
+      return []
+    return [eqn]
+
+  return _map(block, take), found
+
+
+def _map(block: Block, fn) -> Block:  # noqa: ANN001
+  out: list[Eqn] = []
+  for eqn in block.eqns:
+    out += fn(eqn.replace(blocks=tuple(_map(b, fn) for b in eqn.blocks)) if eqn.blocks else eqn)
+  return dataclasses.replace(block, eqns=tuple(out))
+
+
+def _direct(store: Eqn) -> Eqn:
+  return store.replace(params={**store.params, "dispatch": "direct"})

@@ -1,0 +1,95 @@
+"""Syncs and fences for shared buffers that threads write and read themselves, from the order of effects."""
+from __future__ import annotations
+
+import dataclasses
+
+from tiletrace.core.effects import Access, RefEffect
+from tiletrace.core.graph import Block, Eqn, Var
+from tiletrace.core.rules import effects
+from tiletrace.core.types import Space
+from tiletrace.lowering.schedule.builder import Builder
+
+
+@dataclasses.dataclass(slots=True)
+class _State:
+  """Since the last sync: buffers that threads wrote, and buffers that were read. `unfenced`: written by ordinary
+  stores, not yet visible to wgmma and TMA."""
+  written: set[Var]
+  read: set[Var]
+  unfenced: set[Var]
+
+  def copy(self) -> _State:
+    return _State(set(self.written), set(self.read), set(self.unfenced))
+
+  def join(self, other: _State) -> None:
+    self.written |= other.written
+    self.read |= other.read
+    self.unfenced |= other.unfenced
+
+
+_ASYNC_READERS = frozenset({"gemm", "gemm_async"})
+
+
+def place_syncs(block: Block, buffers: set[Var]) -> Block:
+  """The block with `fence` and `sync` before each access that another thread's access must precede.
+
+  Args:
+    block: a role's program. Reads by wgmma are complete at the wait that stands before the next write (completion rule).
+    buffers: the shared buffers to order; rings and staging buffers keep order by their own barriers.
+  """
+  if not buffers:
+    return block
+  return _block(block, buffers, _State(set(), set(), set()))
+
+
+def _block(block: Block, buffers: set[Var], state: _State) -> Block:
+  out: list[Eqn] = []
+  for eqn in block.eqns:
+    if eqn.blocks:
+      out.append(_nested(eqn, buffers, state))
+      continue
+    reads, writes = _shared(eqn, buffers)
+    late = bool(reads & state.written or writes & (state.written | state.read))
+    b = Builder(eqn.loc)
+    if eqn.primitive.name in _ASYNC_READERS and reads & state.unfenced:
+      b.fence()
+      state.unfenced.clear()
+      late = True
+    if late:
+      b.sync()
+      state.written.clear()
+      state.read.clear()
+    out += b.eqns
+    out.append(eqn)
+    state.read |= reads
+    state.written |= writes
+    state.unfenced |= writes
+  return dataclasses.replace(block, eqns=tuple(out))
+
+
+def _nested(eqn: Eqn, buffers: set[Var], state: _State) -> Eqn:
+  """Branches start from the same state; a loop's body also from its own end."""
+  loops = eqn.primitive.name in ("for_loop", "while_loop")
+  if loops:
+    ahead = state.copy()
+    for inner in eqn.blocks:
+      _block(inner, buffers, ahead)
+    state.join(ahead)
+  blocks, after = [], state.copy()
+  for inner in eqn.blocks:
+    branch = state if loops else state.copy()
+    blocks.append(_block(inner, buffers, branch))
+    after.join(branch)
+  state.join(after)
+  return eqn.replace(blocks=tuple(blocks))
+
+
+def _shared(eqn: Eqn, buffers: set[Var]) -> tuple[set[Var], set[Var]]:
+  reads: set[Var] = set()
+  writes: set[Var] = set()
+  for effect in effects(eqn):
+    if isinstance(effect, RefEffect):
+      ref = eqn.refs[effect.operand]
+      if ref.type.space is Space.SHARED and ref.root in buffers:
+        (reads if effect.access is Access.READ else writes).add(ref.root)
+  return reads, writes

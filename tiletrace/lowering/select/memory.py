@@ -1,0 +1,228 @@
+"""Copies, loads and stores: TMA, cp.async, vectors, scalars; stmatrix."""
+from __future__ import annotations
+
+import dataclasses
+
+from tiletrace.core.graph import Eqn, RefOperand, Var
+from tiletrace.core.ops import memory as ops
+from tiletrace.core.types import Space
+from tiletrace.lowering.infer.memory import coalesced
+from tiletrace.lowering.layouts.relation import Layout
+from tiletrace.lowering.select.context import SelectContext, access_width, guard_dims, select_rules
+from tiletrace.lowering.shared_views import SharedPlace, shared_place
+from tiletrace.lowering.tables import shared_bytes, stmatrix_rows, widest_groups
+from tiletrace.lowering.tma_plan import global_refusal, tma_plan
+from tiletrace.lowering.variants import Choice, Variant, choose
+
+# ---- predicates: None, or the reason to decline
+
+
+def is_global_to_shared(eqn: Eqn, ctx: SelectContext) -> str | None:
+  src, dst = eqn.refs
+  if (src.type.space, dst.type.space) != (Space.GLOBAL, Space.SHARED):
+    return f"it copies {src.type.space} to {dst.type.space} memory"
+  return None
+
+
+def fill_is_zero(eqn: Eqn, ctx: SelectContext) -> str | None:
+  fill = eqn.params["fill_value"]
+  return None if fill == 0 else f"the hardware fills with 0, not {fill}"
+
+
+def tma_fits(eqn: Eqn, ctx: SelectContext) -> str | None:
+  src, dst = eqn.refs
+  plan = tma_plan(src, dst, ctx.layouts[dst.root], ctx.facts)
+  return plan if isinstance(plan, str) else None
+
+
+def cp_async_fits(eqn: Eqn, ctx: SelectContext) -> str | None:
+  src, _ = eqn.refs
+  plan = thread_copy(eqn, ctx)
+  size = plan.width * src.type.dtype.itemsize
+  return None if size in (4, 8, 16) else f"only {size} bytes are provably aligned and side by side, it moves 4, 8 or 16"
+
+
+def is_wider_than_an_element(eqn: Eqn, ctx: SelectContext) -> str | None:
+  return None if thread_copy(eqn, ctx).width > 1 else "no two elements are provably aligned and side by side"
+
+
+def is_not_explicit(eqn: Eqn, ctx: SelectContext) -> str | None:
+  return "the kernel writes its own roles: use tt.copy_async from a staging buffer" if ctx.explicit else None
+
+
+def is_unmasked(eqn: Eqn, ctx: SelectContext) -> str | None:
+  return "it is masked" if len(eqn.values) > 1 else None
+
+
+def is_not_elected(eqn: Eqn, ctx: SelectContext) -> str | None:
+  return None if eqn.refs[0].view.perm else "it stores a scalar"
+
+
+def comes_from_wgmma(eqn: Eqn, ctx: SelectContext) -> str | None:
+  """Staging pays where the fragment is no coalesced layout, as an accumulator is not."""
+  value = eqn.values[0]
+  if not isinstance(value, Var) or value not in ctx.layouts:
+    return "it stores a scalar"
+  ref = eqn.refs[0]
+  if ctx.layouts[value] == coalesced(ref, ctx.warpgroups(eqn)):
+    return "the value is coalesced already"
+  return None
+
+
+def tma_can_store(eqn: Eqn, ctx: SelectContext) -> str | None:
+  ref = eqn.refs[0]
+  if len(ref.view.perm) != 2:
+    return f"the tile has rank {len(ref.view.perm)}, staging is made for 2"
+  if ref.view.perm[1] != len(ref.view.dims) - 1:
+    return "the tile's last dimension is not contiguous in memory"
+  if ref.type.dtype.itemsize != 2:
+    return f"stmatrix stages 16-bit elements, these have {8 * ref.type.dtype.itemsize} bits"
+  return global_refusal(ref)
+
+
+def staging_rows_fit(eqn: Eqn, ctx: SelectContext) -> str | None:
+  """Each warpgroup stages its own rows in 64-column chunks, 128-byte swizzled."""
+  (rows, columns), wgs = eqn.refs[0].view.static_shape, ctx.warpgroups(eqn)
+  layout = ctx.layouts[eqn.values[0]]  # type: ignore[index]
+  if columns % 64:
+    return f"{columns} columns are not whole 64-column chunks"
+  table = layout.table(("warp", "lane", "reg"))[..., 0].reshape(wgs, -1)
+  if rows % wgs or any(set(table[w].tolist()) != set(range(w * rows // wgs, (w + 1) * rows // wgs)) for w in range(wgs)):
+    return "the warpgroups do not own whole bands of rows"
+  if (rows // wgs) % 8:
+    return f"{rows // wgs} rows a warpgroup are not a multiple of 8"
+  return None
+
+
+# ---- copies
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ThreadCopy:
+  """A copy by the threads of the scope: the layout that spreads it, elements per access, dimensions to check."""
+  layout: Layout
+  width: int
+  guard: tuple[int, ...]
+
+
+def thread_copy(eqn: Eqn, ctx: SelectContext) -> ThreadCopy:
+  """The widest access that both sides allow."""
+  src, dst = eqn.refs
+  outside, inside = (src, dst) if src.type.space is Space.GLOBAL else (dst, src)
+  item, threads = outside.type.dtype.itemsize, ctx.threads(eqn)
+  place = shared_place(inside, ctx.layouts[inside.root], ctx.facts)
+  assert isinstance(place, SharedPlace), place
+  guard = guard_dims(outside, ctx.facts) if outside.type.space is Space.GLOBAL else ()
+  vec = 16 // item
+  while True:
+    layout = coalesced(outside, ctx.warpgroups(eqn), vec=vec)
+    width = vec if outside.type.space is Space.SHARED else access_width(outside, layout, threads, guard, ctx.facts)
+    size, _ = widest_groups(shared_bytes(place, layout, threads, item), item)
+    if min(width, size // item) >= vec or vec == 1:
+      return ThreadCopy(layout, vec, guard)
+    vec //= 2
+
+
+COPY = (
+  Variant("tma", (is_global_to_shared, fill_is_zero, tma_fits)),
+  Variant("cp_async", (is_global_to_shared, fill_is_zero, cp_async_fits)),
+  Variant("vector", (is_wider_than_an_element,)),
+  Variant("scalar"),
+)
+
+
+@select_rules.register(ops.copy_p)
+def _copy(eqn: Eqn, ctx: SelectContext) -> tuple[Eqn, Choice]:
+  forced = eqn.params["dispatch"] or ctx.options.forced("copy")
+  choice = choose("copy", COPY, eqn, ctx, forced=forced)
+  params: dict = {"dispatch": choice.variant}
+  if choice.variant != "tma":
+    plan = thread_copy(eqn, ctx)
+    params |= {"layout": plan.layout, "vec": plan.width, "guard": plan.guard}
+  return eqn.replace(params={**eqn.params, **params}), choice
+
+
+def copy_by_threads(eqn: Eqn, ctx: SelectContext, notes: list[str]) -> list[Eqn]:
+  """The copy without a producer: the best variant but TMA. cp.async is committed and waited for at once."""
+  choice = choose("copy", COPY[1:], eqn, ctx)
+  plan = thread_copy(eqn, ctx)
+  notes.append(f"{eqn.loc.short()}  copy: {choice.variant}, {plan.width} elements an access, by the threads that compute; "
+               "not pipelined")
+  params = {**eqn.params, "dispatch": choice.variant, "layout": plan.layout, "vec": plan.width, "guard": plan.guard}
+  if choice.variant != "cp_async":
+    return [eqn.replace(params=params)]
+  group = {"kind": "cp_async"}
+  return [eqn.replace(primitive=ops.copy_async_p, params=params),
+          Eqn(ops.commit_group_p, (), (), group, eqn.loc),
+          Eqn(ops.wait_group_p, (), (), {**group, "n": 0, "read": False}, eqn.loc)]
+
+
+@select_rules.register(ops.copy_async_p)
+def _copy_async(eqn: Eqn, ctx: SelectContext) -> tuple[Eqn, Choice]:
+  """The author chose; only whether it is possible is left to say."""
+  src, dst = eqn.refs
+  storing = (src.type.space, dst.type.space) == (Space.SHARED, Space.GLOBAL)
+  tma = Variant("tma", (fill_is_zero, (lambda e, c: _plan_refusal(dst, src, c)) if storing else tma_fits))
+  cp_async = Variant("cp_async", (is_global_to_shared, fill_is_zero, cp_async_fits))
+  forced = eqn.params["dispatch"] or ("tma" if eqn.values or storing else None)
+  choice = choose("copy_async", (tma, cp_async), eqn, ctx, forced=forced)
+  params: dict = {"dispatch": choice.variant}
+  if choice.variant == "cp_async":
+    plan = thread_copy(eqn, ctx)
+    params |= {"layout": plan.layout, "vec": plan.width, "guard": plan.guard}
+  return eqn.replace(params={**eqn.params, **params}), choice
+
+
+def _plan_refusal(outside: RefOperand, inside: RefOperand, ctx: SelectContext) -> str | None:
+  plan = tma_plan(outside, inside, ctx.layouts[inside.root], ctx.facts)
+  return plan if isinstance(plan, str) else None
+
+
+# ---- loads and stores of values
+
+STORE = (
+  Variant("tma", (is_not_explicit, is_unmasked, is_not_elected, comes_from_wgmma, tma_can_store, staging_rows_fit)),
+  Variant("direct"),
+)
+
+
+@select_rules.register(ops.load_p)
+def _load(eqn: Eqn, ctx: SelectContext) -> tuple[Eqn, Choice | None]:
+  ref = eqn.refs[0]
+  if ref.type.space is not Space.GLOBAL:
+    return eqn, None
+  guard = guard_dims(ref, ctx.facts)
+  width = 1
+  if eqn.outvars[0].type.shape and not (eqn.values and isinstance(eqn.values[0], Var) and eqn.values[0].type.shape):
+    width = access_width(ref, ctx.layouts[eqn.outvars[0]], ctx.threads(eqn), guard, ctx.facts)
+  return eqn.replace(params={**eqn.params, "guard": guard, "vec": width}), None
+
+
+@select_rules.register(ops.store_p)
+def _store(eqn: Eqn, ctx: SelectContext) -> tuple[Eqn, Choice | None]:
+  ref, value = eqn.refs[0], eqn.values[0]
+  space = ref.type.space
+  if space is Space.FRAGMENT:
+    return eqn, None
+  scalar = not isinstance(value, Var) or not value.type.shape
+  layout = None if scalar else ctx.layouts[value]  # type: ignore[index]
+  if scalar and ref.view.perm:
+    layout = coalesced(ref, ctx.warpgroups(eqn))
+  params: dict = {} if not scalar else {"layout": layout}
+  if space is Space.SHARED:
+    params["dispatch"] = "stmatrix" if not scalar and uses_stmatrix(ref, layout, ctx, ctx.threads(eqn)) else "direct"
+    return eqn.replace(params={**eqn.params, **params}), None
+  choice = choose("store", STORE, eqn, ctx, forced=ctx.options.forced("store"))
+  guard = guard_dims(ref, ctx.facts)
+  masked = len(eqn.values) > 1 and isinstance(eqn.values[1], Var) and eqn.values[1].type.shape
+  width = 1 if masked or layout is None else access_width(ref, layout, ctx.threads(eqn), guard, ctx.facts)
+  params |= {"dispatch": choice.variant, "guard": guard, "vec": width}
+  return eqn.replace(params={**eqn.params, **params}), choice
+
+
+def uses_stmatrix(ref: RefOperand, layout: Layout | None, ctx: SelectContext, threads: int) -> bool:
+  """16-bit elements in a fragment whose 8x8 blocks are rows of 16 bytes in shared memory."""
+  if ref.type.dtype.itemsize != 2 or layout is None:
+    return False
+  place = shared_place(ref, ctx.layouts[ref.root], ctx.facts)
+  return isinstance(place, SharedPlace) and stmatrix_rows(shared_bytes(place, layout, threads, 2)) is not None

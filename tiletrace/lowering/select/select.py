@@ -1,0 +1,72 @@
+"""Chooses a variant for every op, best first. gemm is chosen before layouts (its variant fixes them), the rest after."""
+from __future__ import annotations
+
+import dataclasses
+
+from tiletrace.core.graph import Block, Eqn, TileGraph, Var, walk
+from tiletrace.lowering.facts import Facts
+from tiletrace.lowering.layouts.relation import Layout
+from tiletrace.lowering.options import CompileOptions
+from tiletrace.lowering.ownership import is_explicit, role_sizes
+from tiletrace.lowering.select.context import SelectContext, select_rules
+from tiletrace.lowering.select.memory import copy_by_threads
+from tiletrace.lowering.select.mma import select_gemm
+from tiletrace.lowering.target import Target
+from tiletrace.lowering.variants import Choice
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Selected:
+  """A graph whose ops carry their variant in `dispatch` (and `vec`, `guard`, `layout`), with the reasons."""
+  graph: TileGraph
+  layouts: dict[Var, Layout]
+  choices: tuple[Choice, ...]
+
+
+def context(graph: TileGraph, layouts: dict[Var, Layout], target: Target, options: CompileOptions) -> SelectContext:
+  return SelectContext(graph, layouts, Facts(graph), target, options, role_sizes(graph).__getitem__, is_explicit(graph))
+
+
+def choose_anchors(graph: TileGraph, target: Target, options: CompileOptions) -> None:
+  """Refuses, before layouts, a gemm that no variant can compute, with every variant's reason."""
+  ctx = context(graph, {}, target, options)
+  for eqn in walk(graph.body):
+    if eqn.primitive.name in ("gemm", "gemm_async"):
+      select_gemm(eqn, ctx)
+
+
+def select(graph: TileGraph, layouts: dict[Var, Layout], target: Target, options: CompileOptions) -> Selected:
+  """Chooses the variant of every op.
+
+  Raises:
+    LoweringError: an op that no variant can emit, with the reason of each.
+  """
+  ctx = context(graph, layouts, target, options)
+  choices: list[Choice] = []
+  body = _block(graph.body, ctx, choices)
+  return Selected(graph.replace(body=body), layouts, tuple(choices))
+
+
+def _block(block: Block, ctx: SelectContext, choices: list[Choice]) -> Block:
+  eqns = []
+  for eqn in block.eqns:
+    rule = select_rules.get(eqn.primitive)
+    if rule is not None:
+      eqn, choice = rule(eqn, ctx)
+      if choice is not None:
+        choices.append(choice)
+    if eqn.blocks:
+      eqn = eqn.replace(blocks=tuple(_block(b, ctx, choices) for b in eqn.blocks))
+    eqns.append(eqn)
+  return dataclasses.replace(block, eqns=tuple(eqns))
+
+
+def demote_copies(block: Block, ctx: SelectContext, notes: list[str]) -> Block:
+  """Copies that were to go to a producer, made by the threads that compute: cp.async (waited for at once), or vectors."""
+  eqns: list[Eqn] = []
+  for eqn in block.eqns:
+    if eqn.primitive.name == "copy":
+      eqns += copy_by_threads(eqn, ctx, notes)
+    else:
+      eqns.append(eqn.replace(blocks=tuple(demote_copies(b, ctx, notes) for b in eqn.blocks)) if eqn.blocks else eqn)
+  return dataclasses.replace(block, eqns=tuple(eqns))

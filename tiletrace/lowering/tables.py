@@ -1,0 +1,82 @@
+"""Tables of a layout: a number for every (thread of the scope, register), and what accesses they allow."""
+from __future__ import annotations
+
+import numpy as np
+
+from tiletrace.lowering.layouts.relation import Layout
+from tiletrace.lowering.shared_views import SharedPlace
+
+
+def coordinates(layout: Layout, threads: int) -> np.ndarray:
+  """The element of each (thread of the scope, register): int [threads, registers, rank]; replicas where a scope has
+  more warps than the layout."""
+  table = layout.table(("warp", "lane", "reg"))
+  warps, lanes, regs, rank = table.shape
+  assert lanes in (1, 32) and threads % 32 == 0, layout
+  table = np.broadcast_to(table, (warps, 32, regs, rank)).reshape(warps * 32, regs, rank)
+  repeats, rest = divmod(threads, warps * 32)
+  assert rest == 0 and repeats >= 1, (threads, layout)
+  return np.tile(table, (repeats, 1, 1)) if repeats > 1 else table
+
+
+def split_sum(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """(per thread, per register) parts whose sum is `table` [threads, registers, ...]."""
+  base = table[:, 0]
+  delta = table[0] - table[0, 0]
+  assert (base[:, None] + delta[None] == table).all(), "not a sum of a thread's and a register's part"
+  return base, delta
+
+
+def shared_bytes(place: SharedPlace, layout: Layout, threads: int, itemsize: int) -> np.ndarray:
+  """Byte offset, from the view's start, of each (thread, register) of a fragment in a shared view."""
+  table = coordinates(layout, threads)
+  index = [table[..., d] for d in range(table.shape[-1])]
+  extents = tuple(max(a, b) for a, b in zip(place.layout.shape, layout.shape, strict=True))
+  return np.broadcast_to(place.layout.coordinates("off", index, extents), table.shape[:-1]) * itemsize
+
+
+def _groups(table: np.ndarray, vec_bytes: int, itemsize: int) -> list[list[int]] | None:
+  """Registers grouped into accesses of `vec_bytes` consecutive, aligned bytes in every thread; None if they do not."""
+  n = vec_bytes // itemsize
+  order = np.argsort(table[0], kind="stable")
+  if len(order) % n:
+    return None
+  groups = order.reshape(-1, n)
+  grouped = table[:, groups]
+  first = grouped[..., :1]
+  if (first % vec_bytes).any() or (grouped != first + np.arange(n) * itemsize).any():
+    return None
+  return groups[np.argsort(groups.min(1), kind="stable")].tolist()
+
+
+def widest_groups(table: np.ndarray, itemsize: int) -> tuple[int, list[list[int]]]:
+  """(bytes, groups) of the widest access that the registers of every thread allow, at most 16 bytes."""
+  for vec_bytes in (16, 8, 4, 2, 1):
+    if vec_bytes >= itemsize:
+      groups = _groups(table, vec_bytes, itemsize)
+      if groups is not None:
+        return vec_bytes, groups
+  raise AssertionError("a single element is always aligned")
+
+
+def stmatrix_rows(table: np.ndarray) -> np.ndarray | None:
+  """Row addresses for stmatrix.x4 of 16-bit elements: [threads, groups], or None where the fragment does not match.
+
+  Lane l of a warp holds elements 2(l % 4) and 2(l % 4) + 1 of row l / 4 of each 8x8 matrix, and names row l % 8 of
+  matrix l / 8 (PTX ISA, stmatrix).
+  """
+  threads, regs = table.shape
+  if regs % 8 or threads % 32:
+    return None
+  t = table.reshape(threads // 32, 32, regs // 2, 2)
+  lane = np.arange(32)
+  rows = t[:, lane // 4 * 4, :, 0]  # the lane that holds the row's first element
+  same = (t[..., 1] == t[..., 0] + 2).all() and (t[..., 0] == rows + (lane % 4 * 4)[None, :, None]).all()
+  if not same or (rows % 16).any():
+    return None
+  groups = regs // 8
+  out = np.empty((threads // 32, 32, groups), table.dtype)
+  for l in range(32):
+    matrix, row = divmod(l, 8)
+    out[:, l] = t[:, row * 4, matrix::4, 0]
+  return out.reshape(threads, groups)
