@@ -70,7 +70,7 @@ def stmatrix_rows(table: np.ndarray) -> np.ndarray | None:
     return None
   t = table.reshape(threads // 32, 32, regs // 2, 2)
   lane = np.arange(32)
-  rows = t[:, lane // 4 * 4, :, 0]  # the lane that holds the row's first element
+  rows = t[:, lane // 4 * 4][..., 0]  # the lane that holds the row's first element
   same = (t[..., 1] == t[..., 0] + 2).all() and (t[..., 0] == rows + (lane % 4 * 4)[None, :, None]).all()
   if not same or (rows % 16).any():
     return None

@@ -351,16 +351,17 @@ def make(axes: Mapping[str, int], shape: Sequence[int], fn: Callable[..., Sequen
 def fit(axes: Sequence[str], shape: Sequence[int], table: np.ndarray, *, valid: Sequence[int] | None = None) -> Layout:
   """The layout whose `table(axes)` is `table`, or NotALayout.
 
-  A run of even length may be an outer or begin with a core bit: where the first reading of an axis does not fit, the
-  other is tried.
+  A run of even length may be an outer or begin with a core bit: each axis is read with outers only, with bits for
+  steps that are one bit, and with bits for all. (An axis that needs several-bit steps of both kinds is refused too; no
+  hardware map is of that kind.)
   """
   if table[(0,) * len(axes)].any():
     raise NotALayout("the first point does not hold the first element")
   lines = [table[tuple(slice(None) if i == k else 0 for i in range(len(axes)))] for k in range(len(axes))]
   reason = None
-  for bits_first in itertools.product((False, True), repeat=len(axes)):
+  for widest in itertools.product((0, 1, FIELD), repeat=len(axes)):
     try:
-      parts = [_fit_axis(axis, line, first) for axis, line, first in zip(axes, lines, bits_first)]
+      parts = [_fit_axis(axis, line, width) for axis, line, width in zip(axes, lines, widest)]
       layout = build(shape, {a: c for a, (c, _) in zip(axes, parts)}, [o for _, found in parts for o in found],
                      valid=valid)
     except NotALayout as e:
@@ -371,8 +372,11 @@ def fit(axes: Sequence[str], shape: Sequence[int], table: np.ndarray, *, valid: 
   raise reason or NotALayout(f"not linear over {', '.join(axes)}")
 
 
-def _fit_axis(axis: str, line: np.ndarray, bits_first: bool) -> tuple[list[int], list[Outer]]:
-  """Core columns and outers of the map along one axis, from below: runs of one step, and columns of bits."""
+def _fit_axis(axis: str, line: np.ndarray, widest: int) -> tuple[list[int], list[Outer]]:
+  """Core columns and outers of the map along one axis, from below: runs of one step, and columns of bits.
+
+  A step of at most `widest` one bits begins a column where it can.
+  """
   columns: list[int] = []
   outers: list[Outer] = []
   done = 1
@@ -381,7 +385,7 @@ def _fit_axis(axis: str, line: np.ndarray, bits_first: bool) -> tuple[list[int],
     left = len(line) // done
     is_bit = left % 2 == 0 and done & done - 1 == 0 and bool((line[done:2 * done] == line[:done] ^ step).all())
     run = _longest_run(line, done)
-    if run > 1 and not (is_bit and bits_first and run % 2 == 0):
+    if run > 1 and not (is_bit and run % 2 == 0 and np.bitwise_count(step).sum() <= widest):
       dim = int(np.flatnonzero(step)[0]) if step.any() else REPLICA
       outers.append(Outer(axis, done, run, dim, int(step[dim]) if step.any() else 0))
       done *= run

@@ -143,7 +143,7 @@ class Builder:
 
   def for_loop(self, lo: Atom | int, hi: Atom | int, step: Atom | int, body: Block) -> None:
     operands = [i32(x) if isinstance(x, int) else x for x in (lo, hi, step)]
-    self.bind(control.for_loop_p, operands, {"kind": "range", "num_stages": None, "unroll": 1}, (body,))
+    self.bind(control.for_loop_p, operands, {"kind": "range", "num_stages": 1, "unroll": 1}, (body,))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

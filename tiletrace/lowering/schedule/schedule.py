@@ -50,7 +50,7 @@ def schedule(selected: Selected, target: Target, options: CompileOptions) -> Pro
     graph = lower_ids(graph)
   else:
     graph, threads = _Scheduler(graph, layouts, target, options, notes).run()
-  graph = simplify(graph)
+  graph = simplify(graph.replace(body=_map(graph.body, _plain_loop)))
   total = math.prod(graph.options.grid)
   check_launch(graph, threads, total, target)
   check_registers(graph, layouts, 255)
@@ -222,6 +222,13 @@ def _map(block: Block, fn) -> Block:  # noqa: ANN001
   for eqn in block.eqns:
     out += fn(eqn.replace(blocks=tuple(_map(b, fn) for b in eqn.blocks)) if eqn.blocks else eqn)
   return dataclasses.replace(block, eqns=tuple(out))
+
+
+def _plain_loop(eqn: Eqn) -> list[Eqn]:
+  """A pipelined loop has become an ordinary one."""
+  if eqn.params.get("kind") != "pipelined":
+    return [eqn]
+  return [eqn.replace(params={**eqn.params, "kind": "range", "num_stages": 1})]
 
 
 def _direct(store: Eqn) -> Eqn:
