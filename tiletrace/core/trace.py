@@ -283,7 +283,7 @@ def trace_kernel(fn: Callable[..., Any], make_args: Callable[[Trace], Sequence[A
     raise
   except Exception as error:
     error.add_note(f"while tracing kernel {name}")
-    if "tiletrace." in str(error):
+    if any(name in str(error) for name in ("tiletrace.", "'Tile'", "'Ref'")):
       error.add_note("jax and numpy functions take no tiles: use the tt function, or tt.call_jax(fn, *tiles)")
     raise
   finally:

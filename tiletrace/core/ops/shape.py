@@ -91,7 +91,8 @@ def static_size_tuple(shape: Any, what: str) -> tuple[int, ...]:
   items = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
   for n in items:
     if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0:
-      raise TileTypeError(f"{what}: shape {items} must be of Python ints >= 0", loc=user_loc(),
+      text = ", ".join(str(i.type) if isinstance(i, Tile) else repr(i) for i in items)
+      raise TileTypeError(f"{what}: shape ({text}) must be of Python ints >= 0", loc=user_loc(),
                           hint="tiles have static shapes")
   return tuple(map(operator.index, items))
 
