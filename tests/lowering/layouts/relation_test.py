@@ -82,7 +82,8 @@ def test_kernel_generators_change_no_element(layout):
 def test_fit_recovers_a_layout_from_its_table(layout):
   axes = ("reg", "lane", "warp")
   table = layout.table(axes)
-  if table.min() >= 0:
+  several_bits = any(c & c - 1 for _, columns in layout.core for c in columns)
+  if table.min() >= 0 and not (several_bits and layout.outers):
     assert fit(axes, layout.shape, table) == layout
 
 
