@@ -57,7 +57,8 @@ def copy_of_a_value(x, y):
 
 
 @mistake(tt.TileTypeError,
-         "copy does not convert, src is x: Ref<global>{f32[64,64]}, dst is s: Ref<shared>{bf16[64,64]}", "tt.copy(x, s)", "s[...] = x[...].astype(s.dtype)")
+         "copy does not convert, src is x: Ref<global>{f32[64,64]}, dst is s: Ref<shared>{bf16[64,64]}",
+         "tt.copy(x, s)", "s[...] = x[...].astype(s.dtype)")
 def converting_copy(x, y):
   s = tt.alloc_shared((64, 64), jnp.bfloat16)
   tt.copy(x, s)  #!
