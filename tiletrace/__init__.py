@@ -1,6 +1,7 @@
 """tiletrace: a tile-level GPU kernel language and compiler for JAX. `import tiletrace as tt`."""
 from __future__ import annotations
 
+from tiletrace.api import TileCall, tile_call
 from tiletrace.core.errors import (
   AssembleError,
   ControlFlowError,
@@ -97,6 +98,8 @@ from tiletrace.core.ops.shape import (
 )
 from tiletrace.core.ref import Ref, block, ds
 from tiletrace.core.tile import Tile
+from tiletrace.jaxpr import call_jax
+from tiletrace.lowering.options import CompileOptions
 
 # Python's own names: reached through the module only, left out of __all__.
 range = _control.range_
@@ -105,7 +108,7 @@ all, any, max, min, sum = _reduce.all_, _reduce.any_, _reduce.max_, _reduce.min_
 
 __all__ = [
   "FULL_COL", "FULL_ROW", "SQUARE", "AssembleError", "ControlFlowError", "ForeignFunctionError", "LaunchError",
-  "LayoutError", "LoweringError", "PipelineState", "Ref", "ResourceError", "ScheduleError", "ScopeError", "Tile",
+  "LayoutError", "LoweringError", "PipelineState", "Ref", "ResourceError", "ScheduleError", "ScopeError", "Tile", "TileCall", "CompileOptions", "call_jax", "tile_call",
   "TileAttributeError", "TileIndexError", "TileTraceError", "TileTypeError", "add", "align_to", "alloc_barrier",
   "alloc_fragment", "alloc_shared", "arange", "bitwise_and", "bitwise_or", "bitwise_xor", "block", "broadcast_to",
   "cdiv", "ceil", "clip", "commit_group", "concatenate", "cond", "copy", "copy_async", "cos", "cta_id", "divide",

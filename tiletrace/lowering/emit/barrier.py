@@ -58,28 +58,29 @@ def _wait(ctx: EmitContext, eqn: Eqn) -> None:
   b(isa.BRA, spin, pred=done, negate=True)
 
 
-def _guard(ctx: EmitContext) -> dict[str, Reg]:
+def _guard(ctx: EmitContext) -> Reg | None:
   """Who arrives: the predicate around the arrival, the elected thread, or the first of each warpgroup."""
   if ctx.guard is not None:
-    return {"pred": ctx.guard}
-  return {} if ctx.scope.elected else {"pred": ctx.leader()}
+    return ctx.guard
+  return None if ctx.scope.elected else ctx.leader()
 
 
 @emit_rules.register(ops.barrier_arrive_p)
 def _arrive(ctx: EmitContext, eqn: Eqn) -> None:
-  """One arrival by each warpgroup of the scope, or by the elected thread."""
-  where = address(ctx, *eqn.values)
-  guard = _guard(ctx)
-  count = eqn.params.get("count")
-  if count in (None, 1):
-    ctx.b(isa.MBARRIER_ARRIVE, where, **guard)
+  """`count` arrivals in all: by the elected thread, or in equal parts by the first thread of each warpgroup."""
+  where, count = address(ctx, *eqn.values), eqn.params["count"]
+  if not ctx.scope.elected:
+    assert count % ctx.scope.count == 0, f"{count} arrivals by {ctx.scope.count} warpgroups"
+    count //= ctx.scope.count
+  if count == 1:
+    ctx.b(isa.MBARRIER_ARRIVE, where, pred=_guard(ctx))
   else:
-    ctx.b(isa.MBARRIER_ARRIVE_COUNT, where, count, **guard)
+    ctx.b(isa.MBARRIER_ARRIVE_COUNT, where, count, pred=_guard(ctx))
 
 
 @emit_rules.register(ops.barrier_arrive_expect_tx_p)
 def _expect(ctx: EmitContext, eqn: Eqn) -> None:
-  ctx.b(isa.MBARRIER_ARRIVE_EXPECT_TX, address(ctx, *eqn.values), eqn.params["nbytes"], **_guard(ctx))
+  ctx.b(isa.MBARRIER_ARRIVE_EXPECT_TX, address(ctx, *eqn.values), eqn.params["nbytes"], pred=_guard(ctx))
 
 
 @emit_rules.register(ops.fence_p)

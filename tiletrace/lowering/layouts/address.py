@@ -81,7 +81,6 @@ class AddressMap:
     return [tuple(g[i] for i in range(vec)) for g in groups.values()]
 
 
-@lru_cache(maxsize=256)
 def address_map(frag: Layout, shared: Layout, *, at: tuple[int, ...] | None = None,
                 dims: tuple[int, ...] | None = None) -> AddressMap:
   """Composes a fragment with the inverse of a shared layout.
@@ -92,8 +91,24 @@ def address_map(frag: Layout, shared: Layout, *, at: tuple[int, ...] | None = No
     at: first index of the fragment in the shared tile, default the origin.
     dims: the shared dimension of each fragment dimension, default all in order; the others stand at `at`.
 
-  The result is compared with the two layouts at every point before it is returned.
+  The result is compared with the two layouts at every point before it is returned. Few pairs have none: an odd number
+  of warps that steps through swizzled rows; `address_refusal` says so beforehand.
   """
+  found = _compose(frag, shared, at, dims)
+  assert isinstance(found, AddressMap), f"{frag} in {shared}: {found}"
+  return found
+
+
+def address_refusal(frag: Layout, shared: Layout, *, at: tuple[int, ...] | None = None,
+                    dims: tuple[int, ...] | None = None) -> str | None:
+  """Why `address_map` has no answer, or None."""
+  found = _compose(frag, shared, at, dims)
+  return found if isinstance(found, str) else None
+
+
+@lru_cache(maxsize=256)
+def _compose(frag: Layout, shared: Layout, at: tuple[int, ...] | None,
+             dims: tuple[int, ...] | None) -> AddressMap | str:
   dims = tuple(range(shared.rank)) if dims is None else dims
   at = at or (0,) * shared.rank
   assert len(dims) == frag.rank and len(at) == shared.rank, (dims, at, frag.shape, shared.shape)
@@ -106,7 +121,10 @@ def address_map(frag: Layout, shared: Layout, *, at: tuple[int, ...] | None = No
   offsets = np.broadcast_to(shared.coordinates("off", index, extents) - shared.start("off"), table.shape[:-1])
   span = 1 << len(shared.columns("off"))
   low, high = offsets % span, offsets // span * span
-  bits, outers = _thread_terms(frag, low, high)
+  terms = _thread_terms(frag, low, high)
+  if isinstance(terms, str):
+    return terms
+  bits, outers = terms
   xor, add = np.zeros((1, 1), np.int64), np.zeros((1, 1), np.int64)
   hw = {"lane": np.arange(low.shape[1])[:, None], "warp": np.arange(low.shape[2])[None, :]}
   for (axis, bit), column in bits.items():
@@ -115,12 +133,13 @@ def address_map(frag: Layout, shared: Layout, *, at: tuple[int, ...] | None = No
     add = add + hw[o.axis] // o.hw_stride % o.extent * o.offset
   present = table[..., 0] >= 0 if frag.rank else np.ones(low.shape, bool)
   same = (low == low[:, :1, :1] ^ xor) & (high == high[:, :1, :1] + add)
-  assert (same | ~present).all(), f"no affine address: {frag} in {shared}"
+  if not (same | ~present).all():
+    return "the offset is not affine: XORs and sums of the thread's bits do not make it up"
   return AddressMap(tuple(int(o) for o in offsets[:, 0, 0]), bits, outers, span)
 
 
 def _thread_terms(frag: Layout, low: np.ndarray,
-                  high: np.ndarray) -> tuple[dict[tuple[str, int], int], tuple[ThreadOuter, ...]]:
+                  high: np.ndarray) -> tuple[dict[tuple[str, int], int], tuple[ThreadOuter, ...]] | str:
   bits: dict[tuple[str, int], int] = {}
   outers: list[ThreadOuter] = []
 
@@ -144,7 +163,8 @@ def _thread_terms(frag: Layout, low: np.ndarray,
         if add:
           outers.append(ThreadOuter(axis, o.extent, o.stride, add))
       else:                              # the shared layout takes this factor apart into bits
-        assert o == frag.outers_of(axis)[-1], f"axis {axis}: {o} is not the last, so its bits are not the coordinate's"
+        if o != frag.outers_of(axis)[-1] or o.stride & o.stride - 1:
+          return f"the offset is not affine: extent {o.extent} of axis {axis} is no run of its bits"
         for i in range((o.extent - 1).bit_length()):
           bit(axis, f2.log2(o.stride) + i)
   return bits, tuple(outers)

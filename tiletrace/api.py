@@ -1,0 +1,337 @@
+"""tile_call: from a plain Python kernel to a JAX function, with stages."""
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tiletrace.core.dtypes import canonical
+from tiletrace.core.errors import ResourceError, TileTypeError
+from tiletrace.core.graph import CallOptions, TileGraph, Var, walk
+from tiletrace.core.rules import effects
+from tiletrace.core.effects import Access, RefEffect
+from tiletrace.core.source import function_loc, user_loc
+from tiletrace.core.trace import Trace, trace_kernel
+from tiletrace.core.types import RefType, Space
+from tiletrace.ffi import primitive
+from tiletrace.lowering.options import CompileOptions
+from tiletrace.lowering.target import SM_90A
+from tiletrace.stages import Lowered, TileProgram, Traced
+
+_TRANSLATIONS = {
+    "out_type": "out_shape=", "out_specs": "index blocks in the kernel: ref[tt.block(i, n)]",
+    "in_specs": "index blocks in the kernel: ref[tt.block(i, n)]", "grid_spec": "grid=",
+    "scratch_shapes": "tt.alloc_shared and tt.alloc_fragment in the kernel",
+    "scratch_types": "tt.alloc_shared and tt.alloc_fragment in the kernel",
+    "num_threads": "warpgroups=, of 128 threads each", "threads": "warpgroups=, of 128 threads each",
+    "num_warps": "warpgroups=, of 4 warps each", "num_stages": "num_stages of tt.pipelined in the kernel",
+    "compiler_params": "options=", "interpret": 'backend="xla"', "debug": "TT_DUMP=all",
+    "aliases": "input_output_aliases=", "use_swizzle": "raster=",
+}
+
+
+class TileCall:
+  """A kernel with its launch. Call it with arrays, inside or outside jax.jit; `trace` and `lower` give its stages."""
+
+  def __init__(self, kernel: Callable[..., None], out_shape: Any, options: CallOptions, *, aliases: dict[int, int],
+               vjp: Any, compile_options: CompileOptions, backend: str | None, name: str | None):
+    self.kernel, self.out_shape, self.options = kernel, out_shape, options
+    self.aliases, self.vjp, self.compile_options, self.backend = aliases, vjp, compile_options, backend
+    self._function = _innermost(kernel)
+    self.__name__ = name or getattr(self._function, "__name__", type(self._function).__name__)
+    self.__wrapped__ = kernel
+    self._statics = _static_key(kernel, self.__name__)
+
+  def __repr__(self) -> str:
+    return f"<tile_call {self.__name__} grid={self.options.grid}>"
+
+  def trace(self, *args: Any) -> Traced:
+    """Traces for arrays, ShapeDtypeStructs, or anything with a shape and dtype."""
+    leaves, structure = jax.tree.flatten(args)
+    avals = tuple(_aval(x, self.__name__) for x in leaves)
+    return Traced(self._program(avals, structure))
+
+  def lower(self, *args: Any, target: str | None = None, options: CompileOptions | None = None) -> Lowered:
+    """`trace(*args).lower(target, options)`."""
+    return self.trace(*args).lower(target, options)
+
+  def __call__(self, *args: Any) -> Any:
+    leaves, structure = jax.tree.flatten(args)
+    arrays = [jnp.asarray(x) for x in leaves]
+    avals = tuple((x.shape, np.dtype(x.dtype)) for x in arrays)
+    program = self._program(avals, structure)
+    results = self._differentiable(program)(*arrays) if self.vjp is not None else primitive.bind(program, *arrays)
+    return jax.tree.unflatten(jax.tree.structure(self.out_shape), results)
+
+  def _differentiable(self, program: TileProgram) -> Callable[..., list[jax.Array]]:
+    structure = jax.tree.structure(self.out_shape)
+
+    def backward(saved: Any, cotangents: list[jax.Array]) -> tuple:
+      inputs, outputs = saved
+      if self.vjp == "xla":
+        return jax.vjp(lambda *xs: program.interpret(*xs), *inputs)[1](list(cotangents))
+      rebuilt = [jax.tree.unflatten(structure, list(x)) for x in (outputs, cotangents)]
+      return tuple(self.vjp(tuple(inputs), *rebuilt))
+
+    call = jax.custom_vjp(lambda *xs: primitive.bind(program, *xs))
+
+    def forward(*xs: jax.Array) -> tuple:
+      out = primitive.bind(program, *xs)
+      return out, (xs, tuple(out))
+
+    call.defvjp(forward, backward)
+    return call
+
+  def _program(self, avals: tuple[primitive.Aval, ...], structure: Any) -> TileProgram:
+    key = (self._statics, self.__name__, avals, structure, _out_key(self.out_shape), self.options,
+           tuple(self.aliases.items()), self.compile_options, self.backend)
+    programs = _programs(self._function)
+    program = programs.get(key)
+    if program is None:
+      graph = self._graph(avals, structure)
+      program = programs[key] = TileProgram(graph, self.compile_options, self.backend)
+    return program
+
+  def _graph(self, avals: tuple[primitive.Aval, ...], structure: Any) -> TileGraph:
+    outs, out_structure = jax.tree.flatten(self.out_shape)
+    several = isinstance(self.out_shape, tuple | list)
+    inputs = jax.tree.unflatten(structure, range(len(avals)))
+    names = self._parameter_names(len(inputs), len(self.out_shape) if several else 1)
+    out_types = [RefType(tuple(o.shape), canonical(o.dtype), Space.GLOBAL) for o in outs]
+    loc = function_loc(self.kernel) or user_loc()
+    invars: list[Var] = []
+    arg_names: list[str] = []
+
+    def make_args(trace: Trace) -> list[Any]:
+      labels = _leaf_names(names, inputs, jax.tree.unflatten(out_structure, range(len(outs))), several)
+      refs = []
+      for i, (shape, dtype) in enumerate(avals):
+        ref = trace.binder(RefType(tuple(shape), canonical(dtype), Space.GLOBAL), loc, labels[i])
+        ref.writable = i in self.aliases  # type: ignore[attr-defined]
+        refs.append(ref)
+      aliased = {o: i for i, o in self.aliases.items()}
+      made = []
+      for o, type_ in enumerate(out_types):
+        if o in aliased:
+          self._check_alias(aliased[o], o, refs[aliased[o]].type, type_)
+          made.append(refs[aliased[o]])
+        else:
+          made.append(trace.binder(type_, loc, labels[len(avals) + o]))
+      invars.extend(r.var for r in (*refs, *made))
+      arg_names.extend(labels)
+      given, produced = jax.tree.unflatten(structure, refs), jax.tree.unflatten(out_structure, made)
+      return [*given, *(produced if several else (produced,))]
+
+    body, returned = trace_kernel(self.kernel, make_args, name=self.__name__, options=self.options)
+    graph = TileGraph(self.__name__, tuple(invars), tuple(arg_names), len(avals), body, self.options, loc)
+    if returned is not None:
+      raise TileTypeError(f"the kernel {self.__name__} returned {type(returned).__name__}", loc=loc,
+                          hint="a kernel stores into its output references and returns None")
+    _check_written(graph)
+    _check_shared(graph)
+    return graph
+
+  def _check_alias(self, i: int, o: int, given: Any, wanted: RefType) -> None:
+    if given != wanted:
+      raise TileTypeError(f"{self.__name__}: input_output_aliases {{{i}: {o}}}: input {i} is {given}, output {o} is {wanted}",
+                          loc=user_loc(), hint="an aliased output is the input's memory: give it the same shape and dtype")
+
+  def _parameter_names(self, inputs: int, outputs: int) -> list[str]:
+    """The kernel's positional parameters; one for each argument and output."""
+    found = inspect.signature(self.kernel).parameters.values()
+    positional = [p for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    names = [p.name for p in positional]
+    if any(p.kind is p.VAR_POSITIONAL for p in found):
+      return names + [f"arg{i}" for i in range(len(names), inputs + outputs)]
+    required = sum(p.default is p.empty for p in positional)
+    if not required <= inputs + outputs <= len(names):
+      raise TileTypeError(
+          f"the kernel {self.__name__} takes {len(names)} references ({', '.join(names)}), but {inputs} "
+          f"input{'s' * (inputs != 1)} + {outputs} output{'s' * (outputs != 1)} are passed", loc=function_loc(self.kernel),
+          hint="inputs come first, then outputs; static arguments are keyword-only and bound by functools.partial")
+    return names
+
+
+def _leaf_names(names: list[str], inputs: tuple, outputs: Any, several: bool) -> list[str]:
+  """A name for each leaf: the parameter's, with the path inside it where it is a tree."""
+  values = [*inputs, *(outputs if several else (outputs,))]
+  labels: list[str] = []
+  for name, value in zip(names, values):
+    for path, _ in jax.tree_util.tree_flatten_with_path(value)[0]:
+      labels.append(name + "".join(f"_{getattr(k, 'key', getattr(k, 'idx', getattr(k, 'name', k)))}" for k in path))
+  return labels
+
+
+def _check_written(graph: TileGraph) -> None:
+  written = {e.refs[x.operand].root for e in walk(graph.body) if not e.blocks for x in effects(e)
+             if isinstance(x, RefEffect) and x.access is Access.WRITE}
+  for var, name in zip(graph.outputs, graph.arg_names[graph.num_inputs:]):
+    if var not in written:
+      raise TileTypeError(f"{graph.name}: output '{name}' is never written", loc=graph.loc,
+                          hint=f"store into it: {name}[...] = value")
+
+
+def _check_shared(graph: TileGraph) -> None:
+  """Buffers that cannot fit on any GPU of the target are refused on every backend."""
+  allocs = [e for e in walk(graph.body) if e.primitive.name == "alloc" and e.params["space"] is Space.SHARED]
+  sizes = [e.outvars[0].type.nbytes for e in allocs]  # type: ignore[union-attr]
+  if sum(sizes) > SM_90A.smem_bytes:
+    lines = "\n".join(f"    {n:>8}  {e.outvars[0].hint or 'buffer'} {e.outvars[0].type} at {e.loc.short()}"
+                      for n, e in zip(sizes, allocs))
+    raise ResourceError(f"{graph.name} needs {sum(sizes)} bytes of shared memory, a CTA has {SM_90A.smem_bytes}:\n{lines}",
+                        loc=allocs[sizes.index(max(sizes))].loc, hint="take smaller blocks")
+
+
+def _innermost(kernel: Any) -> Any:
+  while isinstance(kernel, functools.partial):
+    kernel = kernel.func
+  return kernel
+
+
+_caches: weakref.WeakKeyDictionary[Any, dict[Hashable, TileProgram]] = weakref.WeakKeyDictionary()
+
+
+def _programs(function: Any) -> dict[Hashable, TileProgram]:
+  """Programs of one function, by identity: equal code elsewhere, or a re-run notebook cell, is another function."""
+  return _caches.setdefault(function, {})
+
+
+def _static_key(kernel: Any, name: str) -> Hashable:
+  """Bound arguments by (type, value): 1, True and 1.0 are three kernels."""
+  key: list[Hashable] = []
+  while isinstance(kernel, functools.partial):
+    if kernel.args:
+      raise TileTypeError(f"tile_call({name}): functools.partial binds positional arguments", loc=user_loc(),
+                          hint="make static arguments keyword-only and bind them by name")
+    for k, v in sorted(kernel.keywords.items()):
+      if isinstance(v, jax.Array):
+        kind = "tracer" if isinstance(v, jax.core.Tracer) else "array"
+        raise TileTypeError(f"tile_call({name}): static argument '{k}' is a JAX {kind} {jax.typeof(v).str_short()}",
+                            loc=user_loc(), hint=f"compute it with Python numbers (math.sqrt, not jnp.sqrt), or pass it as an "
+                                                 f"array and read {k}[...] in the kernel")
+      try:
+        hash(v)
+      except TypeError:
+        raise TileTypeError(f"tile_call({name}): static argument '{k}' of type {type(v).__name__} is not hashable",
+                            loc=user_loc(), hint="use a tuple, a number, a string, a dtype or a function") from None
+      key.append((k, type(v), v))
+    kernel = kernel.func
+  return tuple(key)
+
+
+def _aval(x: Any, name: str) -> primitive.Aval:
+  if not hasattr(x, "shape") or not hasattr(x, "dtype"):
+    x = np.asarray(x)
+    return x.shape, np.dtype(jax.dtypes.canonicalize_dtype(x.dtype))
+  return tuple(x.shape), np.dtype(jax.dtypes.canonicalize_dtype(x.dtype))
+
+
+def _out_key(out_shape: Any) -> Hashable:
+  leaves, structure = jax.tree.flatten(out_shape)
+  return structure, tuple((tuple(o.shape), np.dtype(o.dtype)) for o in leaves)
+
+
+def _grid(grid: Any, name: str) -> tuple[int, ...]:
+  extents = grid if isinstance(grid, tuple | list) else (grid,)
+  for axis, n in enumerate(extents):
+    if isinstance(n, bool) or not isinstance(n, int | np.integer):
+      raise TileTypeError(f"tile_call({name}): grid[{axis}] must be a Python int, got {n!r}", loc=user_loc(),
+                          hint="use tt.cdiv(n, block), or // with Python ints")
+    if n < 0:
+      raise TileTypeError(f"tile_call({name}): grid[{axis}] is {n}", loc=user_loc(), hint="tt.cdiv(n, block) programs")
+  if math.prod(extents) > SM_90A.grid_x:
+    raise ResourceError(f"tile_call({name}): grid {tuple(extents)} has {math.prod(extents)} programs, the hardware takes "
+                        f"{SM_90A.grid_x}", loc=user_loc(), hint="take larger blocks, or loop in the kernel")
+  return tuple(int(n) for n in extents)
+
+
+def _count(value: Any, what: str, name: str, most: int | None = None) -> int:
+  if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
+    raise TileTypeError(f"tile_call({name}): {what} must be a Python int from 1{f' to {most}' if most else ''}, got {value!r}",
+                        loc=user_loc())
+  return value
+
+
+def _aliases(aliases: Any, inputs_known: Sequence[Any], name: str) -> dict[int, int]:
+  out = dict(aliases or {})
+  outs = len(inputs_known)
+  for i, o in out.items():
+    if not isinstance(i, int) or not isinstance(o, int) or not 0 <= o < outs:
+      raise TileTypeError(f"tile_call({name}): input_output_aliases {{{i!r}: {o!r}}} does not name an input and one of "
+                          f"{outs} outputs", loc=user_loc())
+  if len(set(out.values())) != len(out):
+    raise TileTypeError(f"tile_call({name}): input_output_aliases gives one output to two inputs", loc=user_loc())
+  return out
+
+
+def tile_call(kernel: Callable[..., None], out_shape: Any, *, grid: int | tuple[int, ...], warpgroups: int = 1,
+              cluster: tuple[int, ...] | None = None, raster: int | None = None, persistent: bool = False,
+              dynamic_shapes: Any = None, input_output_aliases: dict[int, int] | None = None, vjp: Any = None,
+              options: CompileOptions | None = None, backend: str | None = None, name: str | None = None,
+              cost_estimate: Any = None, **unknown: Any) -> TileCall:
+  """A JAX function that runs `kernel` once for each program of a grid.
+
+  Args:
+    kernel: a Python function of references, inputs first, then outputs; static arguments are keyword-only and bound
+      with functools.partial.
+    out_shape: jax.ShapeDtypeStruct, or a pytree of them: the outputs.
+    grid: programs along each axis, Python ints; the last axis is fastest.
+    warpgroups: how many groups of 128 threads compute one program. A producer warpgroup may be added.
+    raster: rows of programs that are taken together, for locality in L2, over the last two axes of the grid.
+    persistent: launch one CTA for each SM and loop over the programs.
+    input_output_aliases: {input: output} that are the same memory; the kernel gets one reference for both.
+    vjp: vjp(inputs, outputs, cotangents) -> cotangents of the inputs, any JAX code; or "xla": differentiate the jax
+      program of the kernel.
+    options: CompileOptions.
+    backend: "xla" runs the kernel as jax ops on every platform; None compiles on GPUs.
+    name: shown in jaxprs, HLO and profiles; default: the kernel function's.
+  Returns:
+    a TileCall: callable on arrays (pytrees of them), with `trace`, `lower`.
+  Raises:
+    TypeError: an unknown keyword, with ours where the word of another system is known.
+    TileTypeError, ResourceError: an argument that does not fit, named.
+
+  Example:
+    >>> import jax, jax.numpy as jnp, tiletrace as tt
+    >>> def add_kernel(x, y, z):
+    ...   r = tt.block(tt.program_id(0), 256)
+    ...   z[r] = x[r] + y[r]
+    >>> x = jnp.arange(1000.)
+    >>> z = tt.tile_call(add_kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=(tt.cdiv(1000, 256),))(x, x)
+    >>> bool((z == 2 * x).all())
+    True
+  """
+  for k in unknown:
+    raise TypeError(f"tile_call() has no keyword {k!r}" + (f"; use {_TRANSLATIONS[k]}" if k in _TRANSLATIONS else ""))
+  label = name or getattr(_innermost(kernel), "__name__", "kernel")
+  for what, value, later in (("cluster", cluster, "clusters"), ("dynamic_shapes", dynamic_shapes, "dynamic shapes")):
+    if value is not None:
+      raise TileTypeError(f"tile_call({label}): {what}={value!r}: {later} are not lowered yet", loc=user_loc(),
+                          hint=f"drop {what}=")
+  if not label.isidentifier():
+    raise TileTypeError(f"tile_call: name {label!r} is not an identifier, as a GPU symbol must be", loc=user_loc(),
+                        hint='give one: name="my_kernel"')
+  if backend not in (None, "xla"):
+    raise TileTypeError(f"tile_call({label}): backend is {backend!r}", loc=user_loc(), hint='None or "xla"')
+  extents = _grid(grid, label)
+  if raster is not None:
+    _count(raster, "raster", label)
+    if len(extents) < 2:
+      raise TileTypeError(f"tile_call({label}): raster={raster} groups rows of a grid of two axes, this one is {extents}",
+                          loc=user_loc(), hint="drop raster=")
+  if not isinstance(persistent, bool):
+    raise TileTypeError(f"tile_call({label}): persistent={persistent!r} must be True or False", loc=user_loc())
+  aliases = _aliases(input_output_aliases, jax.tree.leaves(out_shape), label)
+  if vjp is not None and aliases:
+    raise TileTypeError(f"tile_call({label}): vjp= with input_output_aliases: the saved input would be overwritten",
+                        loc=user_loc(), hint="drop one of the two")
+  call = CallOptions(extents, _count(warpgroups, "warpgroups", label, 8), None, raster, persistent)
+  return TileCall(kernel, out_shape, call, aliases=aliases, vjp=vjp, compile_options=options or CompileOptions(),
+                  backend=backend, name=name)

@@ -1,0 +1,222 @@
+"""Stages of a kernel that the user holds: Traced, Lowered, Compiled (the words of jax.stages), and the report.
+
+>>> import functools, jax, jax.numpy as jnp, tiletrace as tt
+>>> def double_kernel(x, y):
+...   r = tt.block(tt.program_id(0), 128)
+...   y[r] = x[r] * 2
+>>> x = jnp.ones(1000)
+>>> f = tt.tile_call(double_kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=(8,))
+>>> "program_id" in f.trace(x).as_text()
+True
+>>> "ld.global" in f.lower(x).as_text("ptx")
+True
+"""
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+from tiletrace.core import config
+from tiletrace.core.digest import digest as graph_digest
+from tiletrace.core.errors import LoweringError
+from tiletrace.core.graph import TileGraph
+from tiletrace.core.printer import to_text
+from tiletrace.ffi import primitive
+from tiletrace.ffi.image import KernelImage, TensorMapSpec
+from tiletrace.lowering import cache, pipeline
+from tiletrace.lowering.assemble import Cubin, sass
+from tiletrace.lowering.options import CompileOptions
+from tiletrace.lowering.target import Target
+from tiletrace.lowering.variants import Choice
+from tiletrace.lowering.xla.run import run as run_xla
+from tiletrace.report import Report, make_report
+
+_L2_PROMOTION = 256  # bytes: operands are streamed
+
+
+class TileProgram:
+  """A traced kernel as the JAX primitive needs it. Equal by fingerprint: graph, options and target."""
+
+  def __init__(self, graph: TileGraph, options: CompileOptions, backend: str | None):
+    self.graph, self.options, self.backend = graph, options, backend
+    self.name, self.source = graph.name, graph.loc.short()
+    self.fingerprint = cache.digest(graph_digest(graph), repr(options), repr(backend))
+    self._images: dict[str, KernelImage] = {}
+
+  def __repr__(self) -> str:
+    return f"<{self.name} {self.fingerprint[:8]} at {self.source}>"
+
+  def __eq__(self, other: object) -> bool:
+    return isinstance(other, TileProgram) and other.fingerprint == self.fingerprint
+
+  def __hash__(self) -> int:
+    return hash(self.fingerprint)
+
+  @property
+  def in_avals(self) -> tuple[primitive.Aval, ...]:
+    return tuple((v.type.shape, v.type.dtype) for v in self.graph.invars[:self.graph.num_inputs])  # type: ignore[union-attr]
+
+  @property
+  def out_avals(self) -> tuple[primitive.Aval, ...]:
+    return tuple((v.type.shape, v.type.dtype) for v in self.graph.outputs)  # type: ignore[union-attr]
+
+  @property
+  def aliases(self) -> tuple[tuple[int, int], ...]:
+    return self.graph.aliases
+
+  def interpret(self, *arrays: jax.Array) -> list[jax.Array]:
+    return run_xla(self.graph, *arrays)
+
+  def image(self, target: str) -> KernelImage:
+    """The compiled kernel: from memory, from the disk cache, or compiled now."""
+    if target not in self._images:
+      self._images[target] = compile_image(self.graph, target, self.options)[0]
+    return self._images[target]
+
+
+def _cache_key(graph: TileGraph, target: Target, options: CompileOptions) -> str:
+  """L1: everything that determines the image."""
+  return cache.digest(graph_digest(graph), target.name, repr(options), cache.assembler_version(), cache.package_digest(),
+                      str(config.read().lineinfo))
+
+
+def compile_image(graph: TileGraph, target: str | None, options: CompileOptions) -> tuple[KernelImage, dict[str, Any]]:
+  """(the image, the report as data), through the kernel cache.
+
+  Raises:
+    TileTraceError: a kind of it, from the pass or the assembler that refuses.
+  """
+  where, options = pipeline.resolve(target, options)
+  key = _cache_key(graph, where, options)
+  dumping = bool(config.read().dump.stages) or config.read().stop_after is not None
+  payload = None if dumping else cache.STORE.get("kernel", key)
+  if payload is not None:
+    head, _, body = payload.partition(b"\n")
+    image = KernelImage.from_bytes(body)
+    return dataclasses.replace(image, source=graph.loc.short()), json.loads(head)
+  lowering = pipeline.lower(graph, where, options)
+  cubin = pipeline.assemble(lowering)
+  image = build_image(lowering, cubin)
+  report = make_report(lowering, cubin).data
+  cache.STORE.put("kernel", key, json.dumps(report).encode() + b"\n" + image.to_bytes())
+  return image, report
+
+
+def build_image(lowering: pipeline.Lowering, cubin: Cubin) -> KernelImage:
+  """What a launch needs: the entry's parameters are the distinct references' addresses, then the tensor maps."""
+  graph, emitted, program = lowering.graph, lowering.emitted, lowering.program
+  roots = list(dict.fromkeys(graph.invars))
+  operands = [graph.invars.index(v) for v in roots]
+  maps = tuple(TensorMapSpec(operands[m.argument], m.dtype, m.dims, m.strides, m.box, m.swizzle, _L2_PROMOTION)
+               for m in emitted.tensor_maps)
+  params = (*(("operand", i) for i in operands), *(("tensormap", i) for i in range(len(maps))))
+  fingerprint = cache.digest(lowering.ptx)
+  return KernelImage(graph.name, cubin.image, (math.prod(graph.options.grid), 1, 1), program.threads, None,
+                     program.smem_bytes, params, maps, graph.options.persistent, graph.loc.short(), fingerprint,
+                     lowering.target.name)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Traced:
+  """A kernel traced for operands of certain shapes and dtypes."""
+  program: TileProgram
+
+  @property
+  def graph(self) -> TileGraph:
+    return self.program.graph
+
+  def as_text(self, stage: str = "trace") -> str:
+    """The tile graph; other stages lower first."""
+    return to_text(self.graph) if stage == "trace" else self.lower().as_text(stage)
+
+  __str__ = as_text
+
+  def lower(self, target: str | None = None, options: CompileOptions | None = None) -> Lowered:
+    """Lowers to PTX.
+
+    Args:
+      target: "sm_90a", the default.
+      options: default: those of the tile_call.
+    Raises:
+      TileTraceError: a kind of it, from the pass that refuses, with the user's line.
+    """
+    where, chosen = pipeline.resolve(target, options or self.program.options)
+    return Lowered(self.program, pipeline.lower(self.graph, where, chosen))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Lowered:
+  """A kernel in PTX, with everything that was decided on the way."""
+  program: TileProgram
+  lowering: pipeline.Lowering
+
+  @property
+  def choices(self) -> tuple[Choice, ...]:
+    """The variant of each op, and why better ones declined."""
+    return self.lowering.selected.choices
+
+  def as_text(self, stage: str = "ptx") -> str:
+    """The text of a stage: trace, layout, select, schedule, ptx or sass.
+
+    Raises:
+      LoweringError: there is no such stage.
+    """
+    return self.compile().as_text(stage) if stage == "sass" else self.lowering.text(stage)
+
+  def report(self, *, json: bool = False) -> str:
+    """What was decided and what it costs, for people or (json=True) for programs."""
+    return make_report(self.lowering, None).text(json)
+
+  def compile(self) -> Compiled:
+    """Assembles.
+
+    Raises:
+      AssembleError: there is no ptxas, or it refuses, spills or serialises wgmma.
+    """
+    cubin = pipeline.assemble(self.lowering)
+    return Compiled(self, build_image(self.lowering, cubin), cubin)
+
+  def simulate(self, *args: Any) -> Any:
+    raise LoweringError("the PTX simulator does not exist yet", loc=self.program.graph.loc,
+                        hint='tile_call(..., backend="xla") runs the kernel on a CPU as jax ops')
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Compiled:
+  """Machine code and what a launch needs."""
+  lowered: Lowered
+  image: KernelImage
+  cubin: Cubin
+
+  def as_text(self, stage: str = "sass") -> str:
+    return self._sass if stage == "sass" else self.lowered.as_text(stage)
+
+  @functools.cached_property
+  def _sass(self) -> str:
+    return sass(self.cubin)
+
+  def report(self, *, json: bool = False) -> str:
+    return make_report(self.lowered.lowering, self.cubin).text(json)
+
+  def memory_analysis(self) -> dict[str, int]:
+    """Registers per thread, spilled bytes per thread, shared memory bytes per CTA."""
+    return {"registers": self.cubin.registers, "spill_stores": self.cubin.spill_stores,
+            "spill_loads": self.cubin.spill_loads, "smem_bytes": self.image.smem_bytes}
+
+  def cost_analysis(self) -> dict[str, int]:
+    """FLOPs of the gemms, and the bytes of every operand read and result written once."""
+    return Report.cost(self.lowered.lowering.graph)
+
+  def __call__(self, *args: Any) -> Any:
+    """Runs on arrays of the shapes and dtypes that were traced; returns the flat list of results."""
+    flat = [jax.numpy.asarray(x) for x in jax.tree.leaves(args)]
+    given = tuple((x.shape, np.dtype(x.dtype)) for x in flat)
+    if given != self.lowered.program.in_avals:
+      raise TypeError(f"{self.lowered.program.name} was compiled for {self.lowered.program.in_avals}, got {given}")
+    return primitive.bind(self.lowered.program, *flat)
