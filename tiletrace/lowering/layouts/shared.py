@@ -85,7 +85,9 @@ def _pad_rows(hull: list[int], rows: Sequence[int]) -> None:
     elif need > 1:
       hull[d] = -(-hull[d] // need) * need
       need = 1
-  assert need == 1, f"a swizzle needs 8 rows below the contiguous dimension, {hull} has {8 // need}"
+  assert need == 1 or rows, "a swizzle needs rows: 8 of them make its period"
+  if need > 1:
+    hull[rows[-1]] *= need
 
 
 def recognise_swizzle(layout: Layout, dtype_bits: int) -> tuple[int, Layout] | None:
