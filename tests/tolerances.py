@@ -24,7 +24,7 @@ def tolerance(dtype: object, kind: str) -> tuple[float, float]:
   return (0.0, 0.0) if kind == "exact" else _TABLE[np.dtype(dtype).name][kind]
 
 
-def assert_close(got: object, want: object, kind: str) -> None:
+def assert_close(got: object, want: object, kind: str, what: str = "") -> None:
   """`got` has the dtype that is judged; `want` is the reference, float64 or exact. NaN equals NaN only."""
   got, want = np.asarray(got), np.asarray(want)
   assert got.shape == want.shape, (got.shape, want.shape)
@@ -34,4 +34,4 @@ def assert_close(got: object, want: object, kind: str) -> None:
   if got.dtype == ml_dtypes.bfloat16 or got.dtype.kind == "f":
     got, want = got.astype(np.float64), want.astype(np.float64)
   finite = np.abs(want[np.isfinite(want)]) if want.dtype.kind == "f" else np.zeros(0)
-  np.testing.assert_allclose(got, want, rtol=rtol, atol=by_largest * finite.max(initial=0.0))
+  np.testing.assert_allclose(got, want, rtol=rtol, atol=by_largest * finite.max(initial=0.0), err_msg=what)

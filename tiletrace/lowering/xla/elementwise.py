@@ -1,6 +1,7 @@
 """Elementwise operations. Floats below 32 bits are computed in f32 and rounded after each operation, as on the GPU."""
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tiletrace.core.dtypes import f32, is_float
+from tiletrace.core.dtypes import bf16, f16, f32, is_float
 from tiletrace.core.graph import Eqn, Primitive
 from tiletrace.core.ops import elementwise as ops
+from tiletrace.core.types import TileType
 from tiletrace.lowering.xla.machine import Machine, xla_rules
 
 
@@ -37,16 +39,44 @@ _FUNCTIONS: dict[Primitive, Callable[..., Any]] = {
 }
 
 
+def is_narrow(dtype: np.dtype) -> bool:
+  return is_float(dtype) and dtype.itemsize < 4
+
+
 def _operand(x: jax.Array | np.ndarray, shape: tuple[int, ...]) -> jax.Array:
-  x = x.astype(f32) if is_float(np.dtype(x.dtype)) and x.dtype.itemsize < 4 else x
+  x = x.astype(f32) if is_narrow(np.dtype(x.dtype)) else x
   return lax.broadcast(x, shape) if x.shape != shape else x  # type: ignore[return-value]
+
+
+def convert(x: jax.Array, dtype: np.dtype) -> jax.Array:
+  """The cast, with the rounding to 16 bits that XLA would otherwise be free to leave out between two operations."""
+  if dtype not in (bf16, f16) or x.dtype == dtype:
+    return lax.convert_element_type(x, dtype)
+  return _rounded(lax.convert_element_type(x, f32), dtype).astype(dtype)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _rounded(x: jax.Array, dtype: np.dtype) -> jax.Array:
+  """f32 values rounded to those of `dtype`."""
+  if dtype == bf16:
+    return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+  # reduce_precision flushes f16's denormals, the multiples of 2^-24 below 2^-14
+  denormal = lax.round(x * np.float32(2**24), lax.RoundingMethod.TO_NEAREST_EVEN) * np.float32(2**-24)
+  normal = lax.reduce_precision(x, exponent_bits=5, mantissa_bits=10)
+  return lax.select(lax.abs(x) < np.float32(2**-14), denormal, normal)
+
+
+@_rounded.defjvp
+def _rounded_jvp(dtype: np.dtype, primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+  return _rounded(*primals, dtype), tangents[0]
 
 
 def _register(primitive: Primitive, fn: Callable[..., Any]) -> None:
   @xla_rules.register(primitive)
   def rule(m: Machine, eqn: Eqn) -> Sequence[jax.Array]:
     out = eqn.outvars[0].type
-    return [fn(*(_operand(m.read(x), out.shape) for x in eqn.values)).astype(out.dtype)]  # type: ignore[union-attr]
+    assert isinstance(out, TileType)
+    return [convert(fn(*(_operand(m.read(x), out.shape) for x in eqn.values)), out.dtype)]
 
 
 for _primitive, _fn in _FUNCTIONS.items():
@@ -55,4 +85,4 @@ for _primitive, _fn in _FUNCTIONS.items():
 
 @xla_rules.register(ops.cast_p)
 def _cast(m: Machine, eqn: Eqn) -> Sequence[jax.Array]:
-  return [lax.convert_element_type(m.read(eqn.values[0]), eqn.params["dtype"])]
+  return [convert(jnp.asarray(m.read(eqn.values[0])), eqn.params["dtype"])]

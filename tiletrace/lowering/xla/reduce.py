@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 import jax
 from jax import lax
 
-from tiletrace.core.dtypes import f32, is_float
+from tiletrace.core.dtypes import f32
 from tiletrace.core.graph import Eqn, Primitive
 from tiletrace.core.ops.reduce import reduce_max_p, reduce_min_p, reduce_prod_p, reduce_sum_p
+from tiletrace.lowering.xla.elementwise import convert, is_narrow
 from tiletrace.lowering.xla.machine import Machine, xla_rules
 
 
@@ -16,9 +17,8 @@ def _register(primitive: Primitive, fn: Callable[..., jax.Array]) -> None:
   @xla_rules.register(primitive)
   def rule(m: Machine, eqn: Eqn) -> Sequence[jax.Array]:
     x = jax.numpy.asarray(m.read(eqn.values[0]))
-    narrow = is_float(x.dtype) and x.dtype.itemsize < 4  # accumulates in f32, as the language says
-    out = fn(x.astype(f32) if narrow else x, eqn.params["axes"])
-    return [out.astype(eqn.outvars[0].type.dtype)]  # type: ignore[union-attr]
+    wide = f32 if is_narrow(x.dtype) else x.dtype  # 16-bit floats accumulate in f32, as the language says
+    return [convert(fn(x.astype(wide), eqn.params["axes"]), x.dtype)]
 
 
 _register(reduce_sum_p, lax.reduce_sum)
