@@ -48,7 +48,8 @@ def call_jax(fn: Callable[..., Any], *args: Any, **static: Any) -> Any:
     TileTypeError: `fn` needs an operation that tiles do not have, closes over an array, or an argument is an array or
       a reference.
 
-  >>> y = tt.call_jax(jax.nn.gelu, acc[...])            # in a kernel
+  Example, in a kernel:
+    >>> y = tt.call_jax(jax.nn.gelu, acc[...])  # doctest: +SKIP
   """
   current().raise_pending()
   name = getattr(fn, "__name__", repr(fn))

@@ -149,9 +149,10 @@ def test_every_construct_runs_under_shard_map():
     v = tt.fori_loop(0, m, lambda k, v: v + 1, tt.zeros((4,), np.float32))
     y[i, :] = tt.cond(i == 0, lambda: v + r[...], lambda: v * c[...]) + tt.switch(i, [lambda: v, lambda: v * 0])
 
-  mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
-  x, n = rng.standard_normal((3, 4)).astype(np.float32), np.asarray([4], np.int32)
-  graph = traced(kernel, [x, n], [x], (3,))
-  for specs in ((P("d", None), P()), (P(), P("d"))):            # operands that vary differently
-    fn = jax.shard_map(lambda x, n: backend.run(graph, x, n)[0], mesh=mesh, in_specs=specs, out_specs=P("d"))
-    np.testing.assert_array_equal(jax.jit(fn)(x, n), [[11] * 4, [12] * 4, [12] * 4])
+  mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+  x, n = rng.standard_normal((6, 4)).astype(np.float32), np.asarray([4, 4], np.int32)
+  graph = traced(kernel, [x[:3], n[:1]], [x[:3]], (3,))
+  for x_spec, n_spec in ((P("d"), P()), (P(), P("d"))):         # operands that vary differently
+    fn = jax.shard_map(lambda x, n: backend.run(graph, x, n)[0], mesh=mesh, in_specs=(x_spec, n_spec), out_specs=P("d"))
+    y = jax.jit(fn)(x if x_spec else x[:3], n if n_spec else n[:1])
+    np.testing.assert_array_equal(y, [[11] * 4, [12] * 4, [12] * 4] * 2)

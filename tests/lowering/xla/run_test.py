@@ -270,7 +270,7 @@ def test_it_differentiates(dtype):
 
 
 def test_it_runs_under_shard_map():
-  mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+  mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
   x, s = normal(8, 3), np.float32(1.5)
   fn = jax.shard_map(scale, mesh=mesh, in_specs=(P("d", None), P()), out_specs=P("d", None))
   assert_close(jax.jit(fn)(x, s), x * s * 3, "elementwise")
