@@ -42,7 +42,8 @@ def stored(expression, *, dtype=jnp.int32):
 @pytest.mark.parametrize("identity", [
   lambda i: i + 0, lambda i: 0 + i, lambda i: i - 0, lambda i: i * 1, lambda i: 1 * i, lambda i: i // 1,
   lambda i: i | 0, lambda i: i ^ 0, lambda i: i << 0, lambda i: i & i, lambda i: tt.minimum(i, i),
-  lambda i: tt.where(i > 3, i, i), lambda i: tt.where(tt.where(True, True, i > 0), i, 7), lambda i: tt.full((), i), lambda i: i + (i - i)])
+  lambda i: tt.where(i > 3, i, i), lambda i: tt.where(tt.where(True, True, i > 0), i, 7), lambda i: tt.full((), i),
+  lambda i: i + (i - i)])
 def test_identities_leave_the_operand(identity):
   value, graph = stored(identity)
   assert names(graph) == ["program_id", "store"]

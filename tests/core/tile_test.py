@@ -17,6 +17,7 @@ def test_attributes_are_jnps():
   assert repr(x) == "Tile<f32[4,8]>"
   assert trace_values(lambda v: v.T, F).shape == (8, 4)
   assert trace_values(lambda v: v.astype("bfloat16"), F).dtype == dtypes.bf16
+  assert trace_values(lambda v: (v > 0).any(1) | (v < 0).all(1), F).type == trace_values(lambda v: v[:, 0] > 0, F).type
   assert trace_values(lambda v: v.max(1, keepdims=True) + v.min() + v.mean(0)[None], F).shape == (4, 8)
 
 

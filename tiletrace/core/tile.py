@@ -70,6 +70,12 @@ class Tile(Value):
   def mean(self, axis: Any = None, *, keepdims: bool = False) -> Tile:
     return METHODS["mean"](self, axis, keepdims=keepdims)
 
+  def any(self, axis: Any = None, *, keepdims: bool = False) -> Tile:
+    return METHODS["any"](self, axis, keepdims=keepdims)
+
+  def all(self, axis: Any = None, *, keepdims: bool = False) -> Tile:
+    return METHODS["all"](self, axis, keepdims=keepdims)
+
   def __getitem__(self, index: Any) -> Tile:
     return METHODS["getitem"](self, index)
 

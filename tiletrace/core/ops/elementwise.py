@@ -265,26 +265,32 @@ def right_shift(x: Any, y: Any) -> Any:
 
 
 def equal(x: Any, y: Any) -> Any:
+  """x == y, bool."""
   return _binary(eq_p, "equal", operator.eq, x, y)
 
 
 def not_equal(x: Any, y: Any) -> Any:
+  """x != y, bool."""
   return _binary(ne_p, "not_equal", operator.ne, x, y)
 
 
 def less(x: Any, y: Any) -> Any:
+  """x < y, bool."""
   return _binary(lt_p, "less", operator.lt, x, y)
 
 
 def less_equal(x: Any, y: Any) -> Any:
+  """x <= y, bool."""
   return _binary(le_p, "less_equal", operator.le, x, y)
 
 
 def greater(x: Any, y: Any) -> Any:
+  """x > y, bool."""
   return _binary(gt_p, "greater", operator.gt, x, y)
 
 
 def greater_equal(x: Any, y: Any) -> Any:
+  """x >= y, bool."""
   return _binary(ge_p, "greater_equal", operator.ge, x, y)
 
 
@@ -296,10 +302,12 @@ def _signed(primitive: Primitive, what: str, python: Callable[..., Any], x: Any)
 
 
 def negative(x: Any) -> Any:
+  """-x."""
   return _signed(neg_p, "negative", operator.neg, x)
 
 
 def abs_(x: Any) -> Any:
+  """The absolute value of x."""
   return _signed(abs_p, "abs", builtins.abs, x)
 
 
@@ -309,6 +317,7 @@ def sign(x: Any) -> Any:
 
 
 def square(x: Any) -> Any:
+  """x * x."""
   return multiply(x, x)
 
 
@@ -322,15 +331,18 @@ def invert(x: Any) -> Any:
 
 
 def logical_not(x: Any) -> Any:
+  """Whether x is 0."""
   x = operand(x, "logical_not: x")
   return invert(astype(x, dtypes.bool_)) if isinstance(x, Tile) else not x
 
 
 def logical_and(x: Any, y: Any) -> Any:
+  """Whether x and y are both not 0."""
   return _logical(bitwise_and, "logical_and", x, y)
 
 
 def logical_or(x: Any, y: Any) -> Any:
+  """Whether x or y is not 0."""
   return _logical(bitwise_or, "logical_or", x, y)
 
 
@@ -340,6 +352,7 @@ def _logical(bitwise: Callable[[Any, Any], Any], what: str, x: Any, y: Any) -> A
 
 
 def exp(x: Any) -> Any:
+  """e ** x; integers become f32."""
   return _float(exp_p, "exp", math.exp, x)
 
 
@@ -349,14 +362,17 @@ def exp2(x: Any) -> Any:
 
 
 def log(x: Any) -> Any:
+  """The natural logarithm."""
   return _float(log_p, "log", math.log, x)
 
 
 def log2(x: Any) -> Any:
+  """The logarithm to base 2."""
   return _float(log2_p, "log2", math.log2, x)
 
 
 def sqrt(x: Any) -> Any:
+  """The square root."""
   return _float(sqrt_p, "sqrt", math.sqrt, x)
 
 
@@ -366,6 +382,7 @@ def rsqrt(x: Any) -> Any:
 
 
 def tanh(x: Any) -> Any:
+  """The hyperbolic tangent."""
   return _float(tanh_p, "tanh", math.tanh, x)
 
 
@@ -383,14 +400,17 @@ def silu(x: Any) -> Any:
 
 
 def erf(x: Any) -> Any:
+  """The error function."""
   return _float(erf_p, "erf", math.erf, x)
 
 
 def sin(x: Any) -> Any:
+  """The sine of x in radians."""
   return _float(sin_p, "sin", math.sin, x)
 
 
 def cos(x: Any) -> Any:
+  """The cosine of x in radians."""
   return _float(cos_p, "cos", math.cos, x)
 
 
@@ -405,6 +425,7 @@ def ceil(x: Any) -> Any:
 
 
 def isnan(x: Any) -> Any:
+  """Whether x is NaN."""
   x = operand(x, "isnan: x")
   if not isinstance(x, Tile):
     return x != x
@@ -423,7 +444,11 @@ def where(condition: Any, x: Any, y: Any) -> Any:
 
 
 def cdiv(x: Any, y: Any) -> Any:
-  """ceil(x / y) of integers."""
+  """ceil(x / y) of integers, Python's or tiles.
+
+  >>> cdiv(1000, 128)
+  8
+  """
   for v in _operands("cdiv", "x y", x, y):
     if isinstance(v, float) or (isinstance(v, (Tile, np.generic)) and not dtypes.is_integer(v.dtype)):
       raise TileTypeError("cdiv takes integers", loc=user_loc(), hint="tt.ceil(x / y) for floats")
@@ -433,7 +458,11 @@ def cdiv(x: Any, y: Any) -> Any:
 
 
 def align_to(x: Any, multiple: Any) -> Any:
-  """x rounded up to a multiple."""
+  """x rounded up to a multiple.
+
+  >>> align_to(1000, 128)
+  1024
+  """
   return cdiv(x, multiple) * multiple
 
 

@@ -77,6 +77,9 @@ def raster(tile: Any, *, tiles: tuple[Any, Any], group: int = 8) -> tuple[Any, A
     tile: i32 scalar or Python int in [0, tiles[0] * tiles[1]).
     tiles: rows and columns of tiles.
     group: rows in a group.
+
+  >>> [raster(t, tiles=(3, 2), group=2) for t in range(6)]
+  [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1)]
   """
   rows, columns = tiles
   if not isinstance(tile, int):

@@ -101,4 +101,4 @@ def mean(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tile:
   return (sum_(value, axis, keepdims=keepdims, dtype=dtypes.promote(to, dtypes.f32)) / n).astype(to)
 
 
-METHODS.update(sum=sum_, max=max_, min=min_, mean=mean)
+METHODS.update(sum=sum_, max=max_, min=min_, mean=mean, any=any_, all=all_)
