@@ -52,7 +52,8 @@ def call_jax(fn: Callable[..., Any], *args: Any, **static: Any) -> Any:
     >>> y = tt.call_jax(jax.nn.gelu, acc[...])  # doctest: +SKIP
   """
   current().raise_pending()
-  name = getattr(fn, "__name__", repr(fn))
+  inner = fn.func if isinstance(fn, functools.partial) else fn
+  name = getattr(inner, "__name__", repr(inner))
   leaves, tree = jax.tree.flatten(args)
   for leaf in leaves:
     _check_argument(leaf, name)
