@@ -4,8 +4,13 @@ import random
 
 import pytest
 
-from tiletrace.lowering.layouts.descriptor import Descriptor, Fields, descriptor_refusal, prove_descriptor
-from tiletrace.lowering.layouts.descriptor import wgmma_descriptor
+from tiletrace.lowering.layouts.descriptor import (
+  Descriptor,
+  Fields,
+  descriptor_refusal,
+  prove_descriptor,
+  wgmma_descriptor,
+)
 from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.layouts.shared import SWIZZLES, shared_layout
 

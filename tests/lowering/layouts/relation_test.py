@@ -199,3 +199,18 @@ def test_a_table_of_all_threads_is_fast():
     seconds.append(time.perf_counter() - start)
 
   assert min(seconds) < 0.005
+
+
+def test_an_outer_may_stand_in_a_gap_of_the_core():
+  layout = build((64, 96), {"lane": [pack((0, 2)), pack((0, 4)), *(pack((1 << i, 0)) for i in range(3))],
+                            "warp": [pack((16, 0)), pack((32, 0))]},
+                 [Outer("reg", 1, 12, 1, 8), Outer("reg", 12, 2, 0, 8), Outer("reg", 24, 2, 1, 1)])
+
+  assert layout.is_injective() and layout.is_surjective()
+  for index in np.ndindex(64, 96):
+    assert layout.apply(**layout.locate(index)) == index
+
+
+def test_an_outer_that_meets_the_core_is_refused():
+  with pytest.raises(NotALayout, match="axis reg: extent 3 with step 8 in dimension 0 meets the bits 0b110111"):
+    build((64,), {"lane": [1, 2, 4, 16, 32]}, [Outer("reg", 1, 3, 0, 8)])

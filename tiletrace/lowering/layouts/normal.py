@@ -24,6 +24,18 @@ class Outer:
   step: int
 
 
+def field(outer: Outer) -> int:
+  """The tensor bits of an outer of powers of two, which may stand in a gap of the core; 0 for any other."""
+  if outer.dim == REPLICA or outer.extent & outer.extent - 1 or outer.step & outer.step - 1:
+    return 0
+  return (outer.extent - 1) * outer.step
+
+
+def fits_above(outer: Outer, mask: int) -> bool:
+  """Whether an outer stands on whole spans of the core bits `mask`, or in a gap between them."""
+  return outer.step % (1 << mask.bit_length()) == 0 or (field(outer) != 0 and field(outer) & mask == 0)
+
+
 def pack(vector: Sequence[int]) -> int:
   """One integer per tensor dimension -> a packed column."""
   return sum(x << FIELD * d for d, x in enumerate(vector))
@@ -65,7 +77,7 @@ def _merge(outers: Iterable[Outer]) -> list[Outer]:
 def _absorb(core: dict[str, list[int]], outers: list[Outer], rank: int) -> list[Outer]:
   """Moves into the core every factor of two that stands just above it and adds without carries.
 
-  All are taken at first; then, while a dimension has a carry or an outer inside the core's span, its largest taken step
+  All are taken at first; then, while a dimension has a carry or an outer that meets the core, its largest taken step
   is given back, with what lies above it on its axis. So the result depends on the map, not on how it was written.
   """
   limit: dict[str, int] = {}
@@ -82,7 +94,7 @@ def _absorb(core: dict[str, list[int]], outers: list[Outer], rank: int) -> list[
         if masks[o.dim] & o.step:
           bad.add(o.dim)
         masks[o.dim] |= o.step
-    bad |= {o.dim for o in rest if o.dim != REPLICA and o.step % (1 << masks[o.dim].bit_length())}
+    bad |= {o.dim for o in rest if o.dim != REPLICA and not fits_above(o, masks[o.dim])}
     victims = [(o.step, o.axis, position) for position, o in taken if o.dim in bad]
     if not victims:
       core.update(columns)
@@ -130,10 +142,16 @@ def _check(shape: tuple[int, ...], core: Mapping[str, Sequence[int]], outers: Se
           raise NotALayout(f"axis {axis}: step {x} leaves dimension {d} of extent {shape[d]}")
         masks[d] |= x
   for d, mask in enumerate(masks):
-    span = 1 << mask.bit_length()
+    chain = sorted((o for o in outers if o.dim == d), key=lambda o: o.step)
+    above = [o for o in chain if o.step > mask]
+    for o in chain:
+      if not fits_above(o, mask):
+        raise NotALayout(f"axis {o.axis}: extent {o.extent} with step {o.step} in dimension {d} meets the bits "
+                         f"{mask:#b} of other axes")
+      mask |= 0 if o in above else field(o)
     reach = mask + 1
-    for o in sorted((o for o in outers if o.dim == d), key=lambda o: o.step):
-      if o.step % span or o.step < reach:
+    for o in above:
+      if o.step % (1 << mask.bit_length()) or o.step < reach:
         raise NotALayout(f"axis {o.axis}: step {o.step} in dimension {d} overlaps the {reach} elements below it")
       reach += (o.extent - 1) * o.step
     if reach > shape[d]:

@@ -26,7 +26,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from tiletrace.lowering.layouts import f2
-from tiletrace.lowering.layouts.normal import AXES, FIELD, REPLICA, NotALayout, Outer, normal_form, pack, unpack
+from tiletrace.lowering.layouts.normal import AXES, FIELD, REPLICA, NotALayout, Outer, field, normal_form, pack, unpack
 from tiletrace.lowering.layouts.text import layout_text
 
 
@@ -188,31 +188,41 @@ class Layout:
     for d, extent in enumerate(extents):
       rest = np.arange(extent, dtype=np.int64)
       total = np.zeros(extent, np.int64)
-      chain = sorted((o for o in self.outers if o.dim == d), key=lambda o: -o.step)
-      span = self._span(d)
-      if not chain or chain[0].step * chain[0].extent < self.shape[d]:
+      above, gaps = self._chain(d)
+      if not above:
         total += rest // self.shape[d] * self.extent(axis)
         rest = rest % self.shape[d]
-      for o in chain:
-        if o.axis == axis:
-          total += rest // o.step * o.stride
+      for o in reversed(above):
+        total += rest // o.step * (o.stride if o.axis == axis else 0)
         rest = rest % o.step
-      xor = np.zeros(span, np.int64)
-      for b in range(span.bit_length() - 1):
+      for o in gaps:
+        total += (rest & field(o)) // o.step * (o.stride if o.axis == axis else 0)
+        rest = rest & ~field(o)
+      mask = self._masks[d]
+      assert not extent or not (rest & ~mask).any(), f"dimension {d} is not covered by {self}"
+      xor = np.zeros(1 << mask.bit_length(), np.int64)
+      for b in f2.bits_of(mask):
         combination = f2.solve(self._echelon[0], 1 << FIELD * d + b)
         assert combination is not None, f"bit {b} of dimension {d} is not in the image of {self}"
         half = 1 << b
         xor[half:2 * half] = xor[:half] ^ self._point(combination).get(axis, 0)
-      assert not extent or rest.max() < span, f"dimension {d} is not covered by {self}"
       out.append((xor[rest], total))
     return out
 
-  def _span(self, d: int) -> int:
-    mask = 0
+  @cached_property
+  def _masks(self) -> tuple[int, ...]:
+    """Per dimension, the bits that core columns touch."""
+    masks = [0] * self.rank
     for _, columns in self.core:
       for c in columns:
-        mask |= unpack(c, self.rank)[d]
-    return 1 << mask.bit_length()
+        for d, x in enumerate(unpack(c, self.rank)):
+          masks[d] |= x
+    return tuple(masks)
+
+  def _chain(self, d: int) -> tuple[list[Outer], list[Outer]]:
+    """Outers of a dimension by step: those above the core's span, those in its gaps."""
+    chain = sorted((o for o in self.outers if o.dim == d), key=lambda o: o.step)
+    return [o for o in chain if o.step > self._masks[d]], [o for o in chain if o.step <= self._masks[d]]
 
   def coordinates(self, axis: str, index: Sequence[np.ndarray | np.integer],
                   extents: tuple[int, ...] | None = None) -> np.ndarray:
@@ -239,15 +249,16 @@ class Layout:
 
   def is_surjective(self) -> bool:
     """Whether every element of the hull has a point."""
-    spans = [self._span(d) for d in range(self.rank)]
-    for d, reach in enumerate(spans):
-      for o in sorted((o for o in self.outers if o.dim == d), key=lambda o: o.step):
+    for d, mask in enumerate(self._masks):
+      above, gaps = self._chain(d)
+      reach = 1 + (mask | sum(field(o) for o in gaps))
+      for o in above:
         if o.step != reach:
           return False
         reach *= o.extent
       if reach != self.shape[d]:
         return False
-    return len(self._echelon[0]) == sum(f2.log2(s) for s in spans)
+    return len(self._echelon[0]) == sum(m.bit_count() for m in self._masks)
 
   def kernel(self) -> Kernel:
     bits = tuple(tuple((a, x) for a, x in self._point(k).items() if x) for k in self._echelon[1])
