@@ -1,0 +1,156 @@
+"""C = A @ B and relu(A @ B) against jnp.dot.
+
+  python -m benchmarks.matmul                        # bf16, A @ B, the shapes below
+  python -m benchmarks.matmul --dtypes bf16 f16 --forms nn nt tn tt --relu both --tails --json matmul.json
+"""
+from __future__ import annotations
+
+import argparse
+import functools
+import traceback
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import tiletrace as tt
+from benchmarks import harness
+
+SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 8192, 4096), (2048, 2048, 2048), (16384, 4096, 1024))   # M N K
+TAILS = ((1000, 776, 336), (13, 8, 24))
+DTYPES = {"bf16": jnp.bfloat16, "f16": jnp.float16}
+TOLERANCE = 1e-2
+COLUMNS = ("shape", "dtype", "form", "relu", "tiletrace TFLOP/s", "jnp TFLOP/s", "speedup", "spread", "error", "status")
+
+
+def matmul_kernel(a, b, c, *, form, relu, bm, bn, bk, num_stages):
+  """form: is A, is B stored transposed? "nn" is A[M, K] @ B[K, N]."""
+  i, j = tt.program_id(0), tt.program_id(1)
+  a_t, b_t = form[0] == "t", form[1] == "t"
+  a_s = tt.alloc_shared((bk, bm) if a_t else (bm, bk), a.dtype)
+  b_s = tt.alloc_shared((bn, bk) if b_t else (bk, bn), b.dtype)
+  acc = tt.alloc_fragment((bm, bn), jnp.float32)
+  acc[...] = 0
+  rows, cols = tt.block(i, bm), tt.block(j, bn)
+  for k in tt.pipelined(tt.cdiv(a.shape[0 if a_t else 1], bk), num_stages=num_stages):
+    inner = tt.block(k, bk)
+    tt.copy(a.at[inner, rows] if a_t else a.at[rows, inner], a_s)
+    tt.copy(b.at[cols, inner] if b_t else b.at[inner, cols], b_s)
+    tt.gemm(a_s.T if a_t else a_s, b_s.T if b_t else b_s, acc)
+  out = tt.maximum(acc[...], 0) if relu else acc[...]
+  c[rows, cols] = out.astype(c.dtype)
+
+
+def matmul(m, n, dtype, *, form, relu, args) -> tt.TileCall:
+  return tt.tile_call(
+      functools.partial(matmul_kernel, form=form, relu=relu, bm=args.bm, bn=args.bn, bk=args.bk,
+                        num_stages=args.stages),
+      out_shape=jax.ShapeDtypeStruct((m, n), dtype), grid=(tt.cdiv(m, args.bm), tt.cdiv(n, args.bn)),
+      warpgroups=args.warpgroups, raster=args.raster or None, persistent=not args.no_persistent, name="matmul")
+
+
+def reference(a, b, *, form, relu, out_dtype):
+  """What a JAX user writes."""
+  y = jnp.dot(a.T if form[0] == "t" else a, b.T if form[1] == "t" else b, preferred_element_type=out_dtype)
+  return jnp.maximum(y, 0) if relu else y
+
+
+def inputs(m, n, k, dtype, form, seed) -> tuple[jax.Array, jax.Array]:
+  key_a, key_b = jax.random.split(jax.random.key(seed))
+  return (jax.random.normal(key_a, (k, m) if form[0] == "t" else (m, k), dtype),
+          jax.random.normal(key_b, (n, k) if form[1] == "t" else (k, n), dtype))
+
+
+def check(call: tt.TileCall, a: jax.Array, b: jax.Array, *, form: str, relu: bool) -> dict[str, Any]:
+  """Every element against f32 on the GPU, a sample of rows against float64, and jit against the bare launch."""
+  shape = call.out_shape
+  compiled = call.lower(a, b).compile()
+  got = harness.poisoned(compiled.image, (a, b), [shape])[0]
+  want = jax.jit(functools.partial(reference, form=form, relu=relu, out_dtype=jnp.float32))(a, b)
+  rows = harness.sample_rows(shape.shape[0])
+  exact = (np.asarray(a).T if form[0] == "t" else np.asarray(a))[rows].astype(np.float64)
+  exact = exact @ (np.asarray(b).T if form[1] == "t" else np.asarray(b)).astype(np.float64)
+  exact = np.maximum(exact, 0) if relu else exact
+  return {"error": harness.relative_error(got[rows], exact), "error_f32": harness.relative_error(got, want),
+          "jit_equals_launch": bool(np.array_equal(np.asarray(jax.jit(call)(a, b)), got)),
+          "variants": [f"{c.op}:{c.variant}" for c in compiled.lowered.choices], **compiled.memory_analysis()}
+
+
+def status(row: dict[str, Any]) -> str:
+  if not (row["error"] < TOLERANCE and row["error_f32"] < TOLERANCE):     # NaN too: an element that was never written
+    return "WRONG"
+  if not row["jit_equals_launch"] or not row.get("stable", True):
+    return "UNSTABLE"
+  return "ok"
+
+
+def measure(m: int, n: int, k: int, dtype: str, form: str, relu: bool, timed: bool, args: Any) -> dict[str, Any]:
+  row: dict[str, Any] = {"shape": f"{m}x{n}x{k}", "m": m, "n": n, "k": k, "dtype": dtype, "form": form, "relu": relu}
+  call = matmul(m, n, DTYPES[dtype], form=form, relu=relu, args=args)
+  make = functools.partial(inputs, m, n, k, DTYPES[dtype], form)
+  row |= check(call, *make(0), form=form, relu=relu)
+  if timed and not args.check_only:
+    sets = harness.rotating(make)
+    peers = {"tiletrace": harness.over_sets(call),
+             "jnp": harness.over_sets(functools.partial(reference, form=form, relu=relu, out_dtype=DTYPES[dtype]))}
+    before = peers["tiletrace"](sets)
+    samples = harness.interleave(peers, sets, rounds=args.rounds, seconds=args.seconds, warmup=args.warmup)
+    row["clocks"] = harness.clocks()
+    row["stable"] = all(bool(jnp.array_equal(x, y)) for x, y in zip(before, peers["tiletrace"](sets), strict=True))
+    found = harness.summary(samples, "tiletrace")
+    row |= {"samples": samples, "sets": len(sets), "speedup": found["jnp"]["speedup_of_ours"],
+            "spread": max(x["spread"] for x in found.values()),
+            **{f"{name} TFLOP/s": 2e-12 * m * n * k / x["seconds"] for name, x in found.items()}}
+  row["status"] = status(row)
+  return row
+
+
+def arguments() -> argparse.Namespace:
+  parser = argparse.ArgumentParser(prog="python -m benchmarks.matmul", description=__doc__,
+                                   formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("--shapes", nargs="+", metavar="MxNxK",
+                      help="default: " + " ".join("x".join(map(str, s)) for s in SHAPES))
+  parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["bf16"])
+  parser.add_argument("--forms", nargs="+", choices=["nn", "nt", "tn", "tt"], default=["nn"],
+                      help="which operands are stored transposed, A's letter first")
+  parser.add_argument("--relu", choices=["no", "yes", "both"], default="no")
+  parser.add_argument("--tails", action="store_true", help="check shapes with tails too (they are not timed)")
+  parser.add_argument("--check-only", action="store_true")
+  parser.add_argument("--rounds", type=int, default=6)
+  parser.add_argument("--seconds", type=float, default=0.3, help="of one measurement")
+  parser.add_argument("--warmup", type=float, default=1.0, help="seconds before the first round of a case")
+  parser.add_argument("--graphs", action="store_true", help="let XLA put a program's calls into a CUDA graph")
+  parser.add_argument("--json", metavar="PATH", help="write every round there")
+  for name, default in (("bm", 128), ("bn", 256), ("bk", 64), ("stages", 4), ("warpgroups", 2), ("raster", 8)):
+    parser.add_argument(f"--{name}", type=int, default=default)
+  parser.add_argument("--no-persistent", action="store_true")
+  return parser.parse_args()
+
+
+def main() -> int:
+  args = arguments()
+  environment = harness.start(graphs=args.graphs)
+  print(", ".join(f"{k} {v}" for k, v in environment.items()), flush=True)
+  shapes = [tuple(map(int, s.lower().split("x"))) for s in args.shapes] if args.shapes else SHAPES
+  cases = [(shape, shape in shapes) for shape in (*shapes, *(TAILS if args.tails else ()))]
+  relus = {"no": (False,), "yes": (True,), "both": (False, True)}[args.relu]
+  rows: list[dict[str, Any]] = []
+  for dtype in args.dtypes:
+    for form in args.forms:
+      for relu in relus:
+        for shape, timed in cases:
+          try:
+            row = measure(*shape, dtype, form, relu, timed, args)
+          except Exception:       # one case that fails must not cost the others their machine time
+            traceback.print_exc()
+            row = {"shape": "x".join(map(str, shape)), "dtype": dtype, "form": form, "relu": relu, "status": "FAILED"}
+          rows.append(row)
+          print(" ".join(f"{c}={harness.cell(row[c])}" for c in COLUMNS if c in row), flush=True)
+          harness.write_json(args.json, environment, rows)
+  print("\n" + harness.table(rows, COLUMNS))
+  return 0 if all(row["status"] == "ok" for row in rows) else 1
+
+
+if __name__ == "__main__":
+  raise SystemExit(main())
