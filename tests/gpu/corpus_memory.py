@@ -1,0 +1,333 @@
+"""Cases: loads, stores, views, masks, shared memory, odd shapes."""
+from __future__ import annotations
+
+import functools
+
+import ml_dtypes
+import numpy as np
+
+import tiletrace as tt
+from tests.gpu.corpus import Case, case, f64, normal, out
+from tests.gpu.corpus_elementwise import DTYPES
+
+
+def double_kernel(x, y, *, block):
+  r = tt.block(tt.program_id(0), block)
+  y[r] = x[r] + x[r]
+
+
+@case(n=(1, 7, 33, 100, 1000, 4096))
+def vectors(rng, n):
+  x = normal(rng, n)
+  call = tt.tile_call(functools.partial(double_kernel, block=256), out(((n,), np.float32)), grid=tt.cdiv(n, 256))
+  return Case(call, (x,), (x + x,), "exact")
+
+
+@case(block=(1, 2, 3, 24, 100, 1000))
+def block_sizes_without_divisibility(rng, block):
+  x = rng.integers(-9, 9, 1111, dtype=np.int32)
+  call = tt.tile_call(functools.partial(double_kernel, block=block), out(((1111,), np.int32)), grid=tt.cdiv(1111, block))
+  return Case(call, (x,), (x + x,), "exact")
+
+
+def identity_kernel(x, y, *, bm, bn):
+  at = tt.block(tt.program_id(0), bm), tt.block(tt.program_id(1), bn)
+  y[at] = x[at]
+
+
+@case(dtype=("f32", "bf16", "f16", "i32", "bool"))
+def tails(rng, dtype):
+  x = normal(rng, 33, 100) > 0 if dtype == "bool" else (normal(rng, 33, 100) * 99).astype(DTYPES[dtype])
+  call = tt.tile_call(functools.partial(identity_kernel, bm=16, bn=64), out((x.shape, x.dtype)), grid=(3, 2))
+  return Case(call, (x,), (x,), "exact")
+
+
+@case(shape=((9, 777), (1000, 3), (1, 1), (7, 131), (130, 264)))
+def rows_of_16_bits(rng, shape):
+  """Rows that are 2-byte aligned only, and rows that TMA and vectors can take."""
+  x = normal(rng, *shape, dtype=ml_dtypes.bfloat16)
+  call = tt.tile_call(functools.partial(identity_kernel, bm=8, bn=128), out((x.shape, x.dtype)),
+                      grid=(tt.cdiv(shape[0], 8), tt.cdiv(shape[1], 128)), warpgroups=2)
+  return Case(call, (x,), (x,), "exact")
+
+
+@case(blocks=((3, 5), (7, 24), (33, 100), (1, 3), (12, 96)))
+def odd_tiles(rng, blocks):
+  """Fragments are padded to powers of two: what is outside the view must not be written."""
+  bm, bn = blocks
+  x = normal(rng, 40, 210, dtype=ml_dtypes.bfloat16)
+  call = tt.tile_call(functools.partial(identity_kernel, bm=bm, bn=bn), out((x.shape, x.dtype)),
+                      grid=(tt.cdiv(40, bm), tt.cdiv(210, bn)))
+  return Case(call, (x,), (x,), "exact")
+
+
+def inner_kernel(x, d, y):
+  i = tt.program_id(0)
+  y[tt.ds(i * 10 + 1, 7), tt.ds(5, 11)] = d[...] * 1.5
+
+
+@case
+def stores_touch_their_view_only(rng):
+  x, d = normal(rng, 35, 20), normal(rng, 7, 11)
+  call = tt.tile_call(inner_kernel, out(((35, 20), np.float32)), grid=4, input_output_aliases={0: 0})
+  want = x.copy()
+  for i in range(4):
+    part = want[i * 10 + 1:i * 10 + 8, 5:16]
+    part[...] = (d * np.float32(1.5))[:len(part)]
+  return Case(call, (x, d), (want,), "exact")
+
+
+def ragged_kernel(x, bounds, y, z):
+  rows, kept = x.at[tt.ds(bounds[0], bounds[1]), :], z.at[tt.ds(bounds[0], bounds[1]), :]
+  i = tt.block(tt.program_id(0), 4)
+  y[i, :] = tt.load(rows.at[i, :], fill_value=-1.0)
+  kept[i, :] = rows[i, :]
+
+
+@case(bounds=((3, 9), (0, 0), (15, 8), (5, 4), (-2, 6)))
+def views_end_where_they_say(rng, bounds):
+  x, old = normal(rng, 20, 24), normal(rng, 20, 24)
+  start, size = bounds
+
+  def kernel(old, x, bounds, kept, y):
+    ragged_kernel(x, bounds, y, kept)
+
+  call = tt.tile_call(kernel, out(((20, 24), np.float32), ((12, 24), np.float32)), grid=3, input_output_aliases={0: 0})
+  y, z = np.full((12, 24), -1, np.float32), old.copy()
+  for r in range(12):
+    if r < size and 0 <= start + r < 20:
+      y[r], z[start + r] = x[start + r], x[start + r]
+  return Case(call, (old, x, np.asarray(bounds, np.int32)), (z, y), "exact")
+
+
+def starts_kernel(old, x, s, z, y):
+  y[...] = tt.load(x.at[tt.ds(s[...], 4)], fill_value=-1.0)
+  z[tt.ds(s[...], 4)] = 1.0
+
+
+@case(start=(-9, -3, 0, 5, 6, 12, 2**31 - 5))
+def starts_anywhere(rng, start):
+  old, x = normal(rng, 7), normal(rng, 7)
+  call = tt.tile_call(starts_kernel, out(((7,), np.float32), ((4,), np.float32)), grid=1, input_output_aliases={0: 0})
+  index = start + np.arange(4, dtype=np.int64)
+  inside = (index >= 0) & (index < 7)
+  y = np.where(inside, x[np.clip(index, 0, 6)], np.float32(-1))
+  return Case(call, (old, x, np.int32(start)), (np.where(np.isin(np.arange(7), index), np.float32(1), old), y), "exact")
+
+
+def strided_kernel(old, x, s, z, y):
+  y[...] = x[tt.ds(s[...], 4, stride=3), :]
+  z[tt.ds(s[...], 4, stride=3), :] = x[tt.ds(s[...], 4, stride=3), :]
+
+
+@case(start=(-3, 0, 2, 11))
+def strides(rng, start):
+  old, x = normal(rng, 10, 16, dtype=np.float16), normal(rng, 10, 16, dtype=np.float16)
+  call = tt.tile_call(strided_kernel, out(((10, 16), np.float16), ((4, 16), np.float16)), grid=1,
+                      input_output_aliases={0: 0})
+  index = start + 3 * np.arange(4)
+  inside = (index >= 0) & (index < 10)
+  y = np.where(inside[:, None], x[np.clip(index, 0, 9)], np.float16(0))
+  z = np.where(np.isin(np.arange(10), index)[:, None], x, old)
+  return Case(call, (old, x, np.int32(start)), (z, y), "exact")
+
+
+def element_kernel(old, x, i, z, y):
+  y[...] = x[i[...], :]
+  z[i[...], :] = 1.0
+
+
+@case(i=(-1, 0, 2, 3))
+def an_integer_index_out_of_range(rng, i):
+  old, x = normal(rng, 3, 40), normal(rng, 3, 40)
+  call = tt.tile_call(element_kernel, out(((3, 40), np.float32), ((40,), np.float32)), grid=1, input_output_aliases={0: 0})
+  z = old.copy()
+  if 0 <= i < 3:
+    z[i] = 1
+  return Case(call, (old, x, np.int32(i)), (z, x[i] if 0 <= i < 3 else np.zeros(40, np.float32)), "exact")
+
+
+def ranks_kernel(x, y):
+  b, h = tt.program_id(0), tt.program_id(1)
+  y[b, :, h, tt.ds(0, 8)] = x[b, h, 1, :, :] * 2
+
+
+@case
+def many_dimensions(rng):
+  x = normal(rng, 2, 3, 2, 5, 8)
+  call = tt.tile_call(ranks_kernel, out(((2, 5, 3, 8), np.float32)), grid=(2, 3))
+  return Case(call, (x,), (x[:, :, 1].transpose(0, 2, 1, 3) * np.float32(2),), "exact")
+
+
+@case(dtype=("f32", "bf16", "i32"))
+def masks(rng, dtype):
+  old, x = ((normal(rng, *s) * 9).astype(DTYPES[dtype]) for s in ((2, 40), (40,)))
+
+  def kernel(old, x, z, y):
+    i = tt.program_id(0)
+    keep = tt.arange(40) % 3 == i
+    y[i, :] = tt.load(x, mask=keep, fill_value=9)
+    tt.store(z.at[i, :], x[...], mask=keep)
+
+  call = tt.tile_call(kernel, out(((2, 40), x.dtype), ((2, 40), x.dtype)), grid=2, input_output_aliases={0: 0})
+  keep = np.arange(40) % 3 == np.arange(2)[:, None]
+  return Case(call, (old, x), (np.where(keep, x, old), np.where(keep, x, x.dtype.type(9))), "exact")
+
+
+def scalar_mask_kernel(old, x, n, z):
+  i = tt.program_id(0)
+  r = tt.block(i, 16)
+  tt.store(z.at[r], tt.load(x.at[r], mask=i != n[...]), mask=i < 3)
+
+
+@case
+def scalar_masks(rng):
+  old, x = normal(rng, 60), normal(rng, 60)
+  call = tt.tile_call(scalar_mask_kernel, out(((60,), np.float32)), grid=4, input_output_aliases={0: 0})
+  want = x.copy()
+  want[16:32], want[48:] = 0, old[48:]
+  return Case(call, (old, x, np.int32(1)), (want,), "exact")
+
+
+def minus_inf_kernel(x, y, z):
+  y[...] = tt.load(x.at[tt.ds(0, 50), :], fill_value=-np.inf)
+  z[...] = tt.load(x.at[tt.ds(-2, 50), :], fill_value=2.5)
+
+
+@case(dtype=("f32", "bf16", "f16"))
+def fill_values(rng, dtype):
+  x = normal(rng, 45, 24, dtype=DTYPES[dtype])
+  call = tt.tile_call(minus_inf_kernel, out(((50, 24), x.dtype), ((50, 24), x.dtype)), grid=1)
+  y, z = np.full((50, 24), -np.inf, x.dtype), np.full((50, 24), 2.5, x.dtype)
+  y[:45], z[2:47] = x, x
+  return Case(call, (x,), (y, z), "exact")
+
+
+def transposed_views_kernel(x, y, z):
+  i = tt.program_id(0)
+  block = x.at[1, tt.block(i, 16), :].T                         # [24, 16]
+  y.T[:, tt.block(i, 16)] = block[...]
+  z[:, tt.block(i, 16)] = block[...]
+
+
+@case
+def transposed_views(rng):
+  x = normal(rng, 2, 40, 24)
+  call = tt.tile_call(transposed_views_kernel, out(((40, 24), np.float32), ((24, 40), np.float32)), grid=3)
+  return Case(call, (x,), (x[1], x[1].T), "exact")
+
+
+def round_trip_kernel(x, y, z):
+  r = tt.block(tt.program_id(0), 32)
+  s = tt.alloc_shared((32, 64), x.dtype)
+  s[...] = x[r, :]
+  y[r, :] = s[...]
+  z[:, r] = s.T[...]
+
+
+@case(dtype=("f32", "bf16", "i32", "bool"))
+def through_shared_memory(rng, dtype):
+  x = normal(rng, 70, 64) > 0 if dtype == "bool" else (normal(rng, 70, 64) * 9).astype(DTYPES[dtype])
+  call = tt.tile_call(round_trip_kernel, out(((70, 64), x.dtype), ((64, 70), x.dtype)), grid=3)
+  return Case(call, (x,), (x, x.T), "exact")
+
+
+def rotate_kernel(x, y):
+  """Every iteration writes a shared buffer that other threads read: two syncs an iteration."""
+  s = tt.alloc_shared((16, 8), x.dtype)
+  acc = tt.alloc_fragment((8, 16), x.dtype)
+  acc[...] = 0
+  for k in tt.range(x.shape[0]):
+    s[...] = x[k, :, :]
+    acc[...] += s.T[...] * 2
+  y[...] = acc[...]
+
+
+@case
+def shared_memory_in_a_loop(rng):
+  x = rng.integers(-99, 99, (20, 16, 8), dtype=np.int32)
+  call = tt.tile_call(rotate_kernel, out(((8, 16), np.int32)), grid=1)
+  return Case(call, (x,), (x.sum(0, dtype=np.int32).T * 2,), "exact")
+
+
+def parts_kernel(x, y):
+  s = tt.alloc_shared((2, 16, 64), x.dtype)
+  s[0, :, :] = x[:16, :]
+  s[1, :8, :] = x[16:24, :]
+  s[1, 8:, :] = x[24:, :] * 3
+  y[...] = s[1, :, :] + s[0, :, :]
+
+
+@case
+def parts_of_shared_buffers(rng):
+  x = normal(rng, 32, 64)
+  call = tt.tile_call(parts_kernel, out(((16, 64), np.float32)), grid=1)
+  second = np.concatenate([f64(x)[16:24], f64(x)[24:] * 3])
+  return Case(call, (x,), (second + f64(x)[:16],), "elementwise")
+
+
+def odd_shared_kernel(x, y):
+  s = tt.alloc_shared((7, 33), x.dtype)
+  t = tt.alloc_shared((7, 33), x.dtype)
+  s[...] = x[...]
+  t[...] = s[...] + s[...]
+  y[...] = t[...]
+
+
+@case(dtype=("f32", "bf16"))
+def odd_shared_buffers(rng, dtype):
+  """Padding of a fragment must not be stored past the end of the buffer."""
+  x = normal(rng, 7, 33, dtype=DTYPES[dtype])
+  call = tt.tile_call(odd_shared_kernel, out(((7, 33), x.dtype)), grid=1)
+  return Case(call, (x,), (x + x,), "exact")
+
+
+def copies_kernel(x, y, z):
+  i = tt.program_id(0)
+  s = tt.alloc_shared((32, 64), x.dtype)
+  f = tt.alloc_fragment((32, 64), x.dtype)
+  tt.copy(x.at[tt.block(i, 32), :], s)
+  tt.copy(s, f)
+  tt.copy(f, y.at[tt.block(i, 32), :])
+  tt.copy(s, z.at[tt.block(i, 32), :])
+
+
+@case(dtype=("f32", "bf16", "i32"))
+def copies_between_spaces(rng, dtype):
+  x = (normal(rng, 70, 64) * 9).astype(DTYPES[dtype])
+  call = tt.tile_call(copies_kernel, out(((70, 64), x.dtype), ((70, 64), x.dtype)), grid=3)
+  return Case(call, (x,), (x, x), "exact")
+
+
+def pipelined_copy_kernel(x, y, *, num_stages):
+  i = tt.program_id(0)
+  s = tt.alloc_shared((16, 128), x.dtype)
+  acc = tt.alloc_fragment((16, 128), np.float32)
+  acc[...] = 0
+  for k in tt.pipelined(tt.cdiv(x.shape[1], 128), num_stages=num_stages):
+    tt.copy(x.at[tt.block(i, 16), tt.block(k, 128)], s)
+    acc[...] += s[...].astype(np.float32)
+  y[tt.block(i, 16), :] = acc[...]
+
+
+@case(columns=(640, 1000, 777))
+def pipelined_copies_without_a_gemm(rng, columns):
+  x = normal(rng, 40, columns, dtype=ml_dtypes.bfloat16)
+  call = tt.tile_call(functools.partial(pipelined_copy_kernel, num_stages=3), out(((40, 128), np.float32)), grid=3)
+  padded = np.zeros((40, -(-columns // 128) * 128))
+  padded[:, :columns] = f64(x)
+  return Case(call, (x,), (padded.reshape(40, -1, 128).sum(1),), "reduce")
+
+
+def add_into_kernel(h, d, h_out, y):
+  r = tt.block(tt.program_id(0), 4)
+  h_out[r, :] = h[r, :] + d[r, :]
+  y[r, :] = h[r, :] * 2                                         # the new h
+
+
+@case
+def an_alias_is_one_reference(rng):
+  h, d = normal(rng, 10, 48), normal(rng, 10, 48)
+  call = tt.tile_call(add_into_kernel, out(((10, 48), np.float32), ((10, 48), np.float32)), grid=3,
+                      input_output_aliases={0: 0})
+  return Case(call, (h, d), (h + d, (h + d) * 2), "exact")

@@ -1,0 +1,36 @@
+"""The corpus on the CPU, where the kernels run as jax ops, and on a GPU."""
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.gpu import corpus_control, corpus_elementwise, corpus_gemm, corpus_memory  # noqa: F401  (they register)
+from tests.gpu.corpus import CASES, Case, build
+from tests.tolerances import assert_close
+
+
+def _compare(name: str, case: Case, got: list) -> None:
+  got = jax.tree.leaves(got)
+  assert len(got) == len(case.want)
+  for n, (g, want, kind) in enumerate(zip(got, case.want, case.kinds())):
+    assert_close(np.asarray(g), want, kind, f"{name}, output {n}")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_on_the_cpu(name: str) -> None:
+  case = build(name)
+  cpu = jax.devices("cpu")[0]
+  with jax.default_device(cpu):
+    _compare(name, case, jax.jit(case.call)(*case.inputs))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_on_the_gpu(name: str) -> None:
+  case = build(name)
+  inputs = [jnp.asarray(x) for x in case.inputs]
+  for o in jax.tree.leaves(case.call.out_shape):                # likely where the results will be: unwritten is seen
+    jnp.full(o.shape, 77 if o.dtype != bool else True, o.dtype).block_until_ready().delete()
+  _compare(name, case, jax.jit(case.call)(*inputs))
