@@ -81,7 +81,9 @@ class Facts:
     name = eqn.primitive.name
     if name == "program_id":
       return Fact(0, max(0, self._grid[eqn.params["axis"]] - 1))
-    if name in ("cta_id", "num_ctas", "warpgroup_id"):
+    if name == "num_ctas":
+      return Fact(1, _MAX)
+    if name in ("cta_id", "warpgroup_id"):
       return Fact(0, _MAX)
     xs = [self[v] for v in eqn.values]
     rule = _RULES.get(name)

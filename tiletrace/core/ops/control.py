@@ -154,7 +154,7 @@ def _atoms(values: Sequence[Tile | Literal], what: str) -> tuple[Atom, ...]:
 class _RangeLoop(Loop):
   def __init__(self, what: str, bounds: tuple[Any, Any, int], kind: str, num_stages: int = 1, unroll: int = 1):
     lo, hi, step = bounds
-    super().__init__(what, (integer(lo, f"{what}: start"), integer(hi, f"{what}: stop"), Literal(step, dtypes.i32)))
+    super().__init__(what, tuple(integer(x, f"{what}: {n}") for x, n in ((lo, "start"), (hi, "stop"), (step, "step"))))
     self.params = dict(kind=kind, num_stages=num_stages, unroll=unroll)
 
   def begin(self, scope: Scope) -> Value:
@@ -183,16 +183,16 @@ def _static_int(x: Any, what: str, hint: str, *, least: int | None = 1) -> int:
   return int(x)
 
 
-def range_(start: Any, stop: Any = None, step: int = 1, *, unroll: int = 1) -> Loop:
+def range_(start: Any, stop: Any = None, step: Any = 1, *, unroll: int = 1) -> Loop:
   """A loop over `range(start, stop, step)` that is recorded once: `for i in tt.range(n):`, i an i32 scalar.
 
   Args:
     start: first index; with one argument, the stop. Python int or integer scalar.
     stop: end, exclusive. Python int or integer scalar.
-    step: Python int, not 0.
+    step: Python int, not 0; or a positive integer scalar (tt.num_ctas(), in a persistent loop written by hand).
     unroll: how many iterations the compiler puts in one; Python int.
   Raises:
-    TileTypeError: a bound is a float, a step or unroll is not a Python int.
+    TileTypeError: a bound is a float, a step is no integer or 0, unroll is not a Python int.
     ControlFlowError: the body breaks, returns, or depends on Python state that changes.
 
   Example, in a kernel:
@@ -200,7 +200,8 @@ def range_(start: Any, stop: Any = None, step: int = 1, *, unroll: int = 1) -> L
     ...   total[...] += tt.sum(x[tt.block(k, 128)])
   """
   start, stop = (0, start) if stop is None else (start, stop)
-  step = _static_int(step, "tt.range: step", "step is not 0", least=None)
+  if not isinstance(step, Value):
+    step = _static_int(step, "tt.range: step", "step is not 0", least=None)
   return _RangeLoop("tt.range", (start, stop, step), "range",
                     unroll=_static_int(unroll, "tt.range: unroll", "unroll=1 leaves the loop as it is"))
 

@@ -37,7 +37,7 @@ _DISPATCH = {"copy": (None, "tma", "cp_async", "vector", "scalar"), "copy_async"
 _GROUPS = ("bulk", "cp_async")
 _COPY_WORDS = {
   "coalesced_width": "the vector width follows from the layouts", "disable_tma": 'dispatch="cp_async"',
-  "eviction_policy": "not a parameter of copies", "other": "fill_value=", "eviction_hint": "not a parameter of copies",
+  "eviction_policy": "caches are not steered here", "other": "fill_value=", "val": "tt.store(ref, value)",
 }
 _ALLOC_WORDS = {"scope": "the function says it: alloc_shared or alloc_fragment", "init": "ref[...] = value",
                 "swizzle": "layout=tt.swizzle(128)"}
@@ -272,7 +272,7 @@ def _broadcast(x: Tile, shape: tuple[int, ...], what: str) -> Tile:
   return spread(x, shape)
 
 
-def load(ref: Any, *, fill_value: Any = 0, mask: Any = None) -> Tile:
+def load(ref: Any, *, fill_value: Any = 0, mask: Any = None, **unknown: Any) -> Tile:
   """The value of a view. Elements past an edge, or where `mask` is False, are `fill_value`.
 
   Args:
@@ -285,13 +285,14 @@ def load(ref: Any, *, fill_value: Any = 0, mask: Any = None) -> Tile:
   Example, in a kernel:
     >>> s = tt.load(x.at[r, tt.block(k, 512)], fill_value=-jnp.inf)  # doctest: +SKIP
   """
+  refuse_keywords("load", unknown, _COPY_WORDS)
   ref = _ref_argument(ref, "load: ref", "a value needs no load; write ref.at[...] for a view")
   shape = _tile_of(ref, "load")
   return bind_tile(load_p, (*ref.operands, *_mask(mask, shape, "load")), views=(ref.view,),
                    fill_value=_fill(fill_value, ref.dtype, "load"))
 
 
-def store(ref: Any, value: Any, *, mask: Any = None) -> None:
+def store(ref: Any, value: Any, *, mask: Any = None, **unknown: Any) -> None:
   """Writes `value` to a view; elements past an edge, or where `mask` is False, are dropped.
 
   Args:
@@ -301,6 +302,7 @@ def store(ref: Any, value: Any, *, mask: Any = None) -> None:
   Raises:
     TileTypeError: the dtype or shape does not fit, or the reference is an input.
   """
+  refuse_keywords("store", unknown, _COPY_WORDS)
   ref = _ref_argument(ref, "store: ref", "a tile value is immutable; store into a reference: ref[...] = v")
   if isinstance(value, Ref):
     raise TileTypeError(f"store: the stored {describe(value)} is a reference, not a value", loc=user_loc(),

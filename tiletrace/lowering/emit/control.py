@@ -11,8 +11,6 @@ from tiletrace.lowering.emit.values import Elements, Operand, materialise, move,
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.registers import Reg
 
-_UNROLL_LIMIT = 64
-
 
 def _fresh_copy(ctx: EmitContext, var: Var, eqn: Eqn, source: Atom) -> Elements:
   out = ctx.fresh(var, eqn)
@@ -50,7 +48,8 @@ def _for_loop(ctx: EmitContext, eqn: Eqn) -> None:
   first, last = ctx.facts[lo], ctx.facts[hi]
   if downwards or first.hi >= last.lo:  # the loop may have no iteration
     b(isa.BRA, end, pred=b.new(isa.SETP, at, stop, cmp="le" if downwards else "ge", type="s32"))
-  b.pragma("nounroll")
+  if eqn.params["unroll"] == 1:
+    b.pragma("nounroll")
   b.place(top)
   ctx.block(body)
   assign(ctx, carry, body.outs)

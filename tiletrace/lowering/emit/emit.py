@@ -11,6 +11,7 @@ import tiletrace.lowering.emit.grid
 import tiletrace.lowering.emit.memory
 import tiletrace.lowering.emit.mma
 import tiletrace.lowering.emit.reduce
+import tiletrace.lowering.emit.relayout
 import tiletrace.lowering.emit.roles
 import tiletrace.lowering.emit.shape
 import tiletrace.lowering.emit.tma  # noqa: F401

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from tiletrace.core.graph import Eqn
 from tiletrace.core.ops import roles as ops
-from tiletrace.lowering.emit.context import EmitContext, Scope, emit_rules
+from tiletrace.lowering.emit.context import WARPGROUP, EmitContext, Scope, emit_rules
 from tiletrace.lowering.ptx import isa
 
 
@@ -31,11 +31,10 @@ def _elect(ctx: EmitContext, eqn: Eqn) -> None:
   asynchronous copies stay its own."""
   b, each = ctx.b, eqn.params["each"]
   end = b.label("elected")
-  if each == "warpgroup" or ctx.scope.count == 1:
-    chosen = ctx.leader()
-  else:
-    chosen = b.new(isa.SETP, ctx.local_tid(), 0, cmp="eq", type="s32")
-  b(isa.BRA, end, pred=chosen, negate=True)
+  if each == "warpgroup" and ctx.scope.count > 1:
+    b(isa.BRA, end, pred=ctx.leader(), negate=True)
+  else:  # a comparison of tid.x with a constant tells ptxas that one thread is left: TMA operands need no uniformity loop
+    b(isa.BRA, end, pred=b.new(isa.SETP, ctx.tid(), ctx.scope.first * WARPGROUP, cmp="ne", type="s32"))
   with ctx.scoped(Scope(ctx.scope.first, ctx.scope.count, each)):
     ctx.block(eqn.blocks[0])
   b.place(end)

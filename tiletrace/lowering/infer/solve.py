@@ -16,6 +16,7 @@ import tiletrace.lowering.infer.elementwise
 import tiletrace.lowering.infer.memory
 import tiletrace.lowering.infer.mma
 import tiletrace.lowering.infer.reduce
+import tiletrace.lowering.infer.relayout
 import tiletrace.lowering.infer.shape  # noqa: F401
 from tiletrace.core.errors import LayoutError
 from tiletrace.core.graph import Block, Eqn, TileGraph, Var, walk
