@@ -82,8 +82,8 @@ def level0_kernel(a, b, c, *, bm, bn, bk, num_stages, group, chunks):
         mine = tt.warpgroup_id() * 64
         with tt.elect(each="warpgroup"):
           for n in range(chunks):
-            columns = tt.ds(column + (first + 64 * n), 64)
-            tt.copy_async(staging.at[n, tt.ds(mine, 64), :], c.at[tt.ds(row + mine, 64), columns])
+            rows, columns = tt.ds(row + mine, 64), tt.ds(column + (first + 64 * n), 64)
+            tt.copy_async(staging.at[n, tt.ds(mine, 64), :], c.at[rows, columns])
           tt.commit_group(kind="bulk")
     with tt.elect(each="warpgroup"):
       tt.wait_group(0, kind="bulk", read=True)
