@@ -77,6 +77,11 @@ def tilelang_alloc_keyword(x, y):
   tt.alloc_shared((32, 64), x.dtype, scope="shared.dyn")  #!
 
 
+@mistake(tt.TileTypeError, "load has no keyword 'other'", "tt.load(x, mask=x[...] > 0, other=1.0)", "fill_value=")
+def pallas_load_keyword(x, y):
+  y[...] = tt.load(x, mask=x[...] > 0, other=1.0)  #!
+
+
 @mistake(tt.TileTypeError, "copy: dispatch is 'TMA'", 'tt.copy(x, y, dispatch="TMA")', "'tma'")
 def unknown_dispatch(x, y):
   tt.copy(x, y, dispatch="TMA")  #!
