@@ -6,7 +6,9 @@ holds are missing from its image. The hardware axes are `reg`, `lane`, `warp`, `
 `apply(wg=1, warp=2)` is `apply(warp=6)`.
 
 The map of one point: write each axis coordinate minus the origin as `core + sum(i_k * stride_k)`; the element is
-the XOR of the core's columns at the one bits of the core parts, plus `sum(i_k * step_k)`.
+the XOR of the core's columns at the one bits of the core parts, plus `sum(i_k * step_k)`. Outers stand above the core
+on their axis; in the tensor they stand on whole spans of it or in its gaps, so sums never carry into it. `build` takes
+every factor of two into the core that can go there: equal maps are equal values, whatever they were written as.
 
 Example::
 
