@@ -47,7 +47,7 @@ def shared_place(ref: RefOperand, layout: Layout, facts: Facts) -> SharedPlace |
     start = ref.dyn[dim.start.index] if isinstance(dim.start, Dyn) else dim.start
     if isinstance(start, Literal):
       start = int(start.value)
-    if isinstance(start, int) and start == 0:
+    if (isinstance(start, int) and start == 0) or layout.shape[d] == 1:  # of one element, in range: 0
       continue
     size = dim.size if isinstance(dim.size, int) else 1
     granule = start if isinstance(start, int) else max(1, facts[start].divisor)

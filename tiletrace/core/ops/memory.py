@@ -441,6 +441,13 @@ def copy(src: Any, dst: Any, *, fill_value: Any = 0, dispatch: str | None = None
   """
   refuse_keywords("copy", unknown, _COPY_WORDS)
   src, dst = _copy_operands("copy", src, dst, dispatch)
+  spaces = {src.type.space, dst.type.space}
+  if Space.FRAGMENT in spaces or spaces == {Space.GLOBAL}:  # through registers, as the author would write it
+    if dispatch is not None:
+      raise TileTypeError(f"copy: dispatch={dispatch!r} does not apply, {describe(src)} to {describe(dst)} is a load and "
+                          "a store", loc=user_loc(), hint="drop dispatch=")
+    store(dst, load(src, fill_value=fill_value))
+    return
   bind(copy_p, (*src.operands, *dst.operands),
        dict(views=(src.view, dst.view), fill_value=_fill(fill_value, src.dtype, "copy"), dispatch=dispatch))
 

@@ -125,12 +125,7 @@ def collect(ctx: EmitContext, dtype: np.dtype, count: int, groups: list[list[int
   """Loads every group through `access(i, destination registers, type modifiers)` and puts the elements in order."""
   b = ctx.b
   if dtype == dtypes.bool_:
-    flags: list[Operand] = [0] * count
-    for i, (r,) in enumerate(groups):
-      byte = b.new(isa.MOV, int(fill or 0), type="b32") if fill is not None else b.reg("b32")
-      access(i, byte, {"type": "u8"})
-      flags[r] = b.new(isa.SETP, byte, 0, cmp="ne", type="s32")
-    return Elements(dtype, count, tuple(flags))
+    return _collect_flags(ctx, count, groups, access, fill)
   words: list[Operand] = []
   order: list[int] = []
   cls = "f32" if dtype == dtypes.f32 else "b32"
@@ -158,6 +153,38 @@ def collect(ctx: EmitContext, dtype: np.dtype, count: int, groups: list[list[int
   return loaded if inverse == list(range(count)) else take(b, loaded, inverse)
 
 
+def _word_type(num_bytes: int) -> dict[str, str]:
+  """The access of `num_bytes` bytes as one narrow word, or as 32-bit words."""
+  return {"type": f"u{8 * num_bytes}"} if num_bytes < 4 else {"type": "b32", "vec": {4: "", 8: "v2", 16: "v4"}[num_bytes]}
+
+
+def _collect_flags(ctx: EmitContext, count: int, groups: list[list[int]], access, fill: Operand | None) -> Elements:  # noqa: ANN001
+  """Bools are bytes in memory and predicates in registers."""
+  b, flags = ctx.b, [0] * count  # type: list[Operand]
+  for i, group in enumerate(groups):
+    words = b.regs("b32", max(1, len(group) // 4))
+    for w in words if fill is not None else ():
+      b(isa.MOV, w, 0x01010101 if fill else 0, type="b32")
+    access(i, words if len(words) > 1 else words[0], _word_type(len(group)))
+    for k, r in enumerate(group):
+      byte = b.new(isa.AND, words[k // 4], 0xFF << 8 * (k % 4), type="b32") if len(group) > 1 else words[0]
+      flags[r] = b.new(isa.SETP, byte, 0, cmp="ne", type="b32")
+  return Elements(dtypes.bool_, count, tuple(flags))
+
+
+def _scatter_flags(ctx: EmitContext, value: Elements, groups: list[list[int]], access) -> None:  # noqa: ANN001
+  b = ctx.b
+  for i, group in enumerate(groups):
+    words: list[Reg] = []
+    for k, r in enumerate(group):
+      byte = b.new(isa.SELP, 1 << 8 * (k % 4), 0, value.regs[r], type="b32")
+      if k % 4:
+        words[-1] = b.new(isa.OR, words[-1], byte, type="b32")
+      else:
+        words.append(byte)
+    access(i, words if len(words) > 1 else words[0], _word_type(len(group)))
+
+
 def _fill_word(dtype: np.dtype, fill: Operand) -> Operand:
   if dtype == dtypes.f32:
     return float(fill)  # type: ignore[arg-type]
@@ -172,8 +199,7 @@ def scatter(ctx: EmitContext, value: Elements, groups: list[list[int]], vec_byte
   b, dtype = ctx.b, value.dtype
   value = materialise(b, value)
   if dtype == dtypes.bool_:
-    for i, (r,) in enumerate(groups):
-      access(i, b.new(isa.SELP, 1, 0, value.regs[r], type="b32"), {"type": "b8"})
+    _scatter_flags(ctx, value, groups, access)
     return
   ordered = take(b, value, [r for g in groups for r in g])
   cls = "f32" if dtype == dtypes.f32 else "b32"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 from tiletrace.core.errors import ResourceError
 from tiletrace.core.graph import Block, Eqn, TileGraph, Var, walk
@@ -34,6 +35,7 @@ from tiletrace.lowering.shared_views import stack
 from tiletrace.lowering.target import Target
 
 WARPGROUP = 128
+Expand = Callable[[Block], Block]
 
 
 def schedule(selected: Selected, target: Target, options: CompileOptions) -> Program:
@@ -66,6 +68,7 @@ class _Scheduler:
                notes: list[str]):
     self.graph, self.layouts, self.target, self.options, self.notes = graph, layouts, target, options, notes
     self.facts = Facts(graph)
+    self.allocs: list[Eqn] = []
 
   def run(self) -> tuple[TileGraph, int]:
     """(the level-0 graph, threads of a CTA)."""
@@ -73,7 +76,8 @@ class _Scheduler:
     body = relayouts.block(self.graph.body)
     self.notes += relayouts.notes
     body = dataclasses.replace(body, eqns=(*relayouts.scratch, *body.eqns))
-    body = elide_zero_stores(body, self._runs)
+    # Rings are found last: they name equations, and rewriting a block would make others of them.
+    body, self.allocs = _split_allocs(elide_zero_stores(body, self._runs))
     graph = self.graph.replace(body=body)
     rings, notes = find_rings(graph)
     self.notes += notes
@@ -102,15 +106,12 @@ class _Scheduler:
     consumers = graph.options.warpgroups
     head = Builder(graph.loc)
     ring_vars = {v for r in rings for v in r.buffers}
-    body, allocs = _split_allocs(graph.body, ring_vars)
     resources = [self._resources(head, r, consumers) for r in rings]
-    for alloc in allocs:
-      head.append(alloc)
-    own = {a.outvars[0] for a in allocs}
-    body, staging = self._epilogue(head, body, consumers)
+    own = self._place_allocs(head, ring_vars)
+    expand, staging = self._epilogue(head, graph.body, consumers)
     budget = register_budget(consumers, self.target)
     head.role(0, 1, budget[0] if budget else None, self._producer(graph, resources))
-    head.role(1, consumers, budget[1] if budget else None, self._consumers(graph, body, resources, own, staging))
+    head.role(1, consumers, budget[1] if budget else None, self._consumers(graph, resources, own, expand, staging))
     self._report(rings, resources)
     return graph.replace(body=dataclasses.replace(graph.body, eqns=tuple(head.eqns))), WARPGROUP * (1 + consumers)
 
@@ -135,26 +136,32 @@ class _Scheduler:
     role.elect(thread.block())
     return role.block()
 
-  def _consumers(self, graph: TileGraph, body: Block, resources: list[RingResources], own: set[Var],
+  def _consumers(self, graph: TileGraph, resources: list[RingResources], own: set[Var], expand: Expand,
                  staging: Staging | None) -> Block:
     b = Builder(graph.loc)
-    fragments = [e for e in body.eqns if e.primitive is memory.alloc_p]
-    body = dataclasses.replace(body, eqns=tuple(e for e in body.eqns if e not in set(fragments)))
+    fragments = [e for e in graph.body.eqns if e.primitive is memory.alloc_p]
+    body = dataclasses.replace(graph.body, eqns=tuple(e for e in graph.body.eqns if e not in set(fragments)))
     b.eqns += fragments
     states = {r: RingState.make(b, r.ring.slots) for r in resources}
     rewriter = Consumer(resources, states, graph.options.warpgroups, self.facts)
-    work = place_syncs(rewriter.block(body), own)
+    work = place_syncs(expand(rewriter.block(body)), own)
     self.notes += rewriter.notes
     b.eqns += place_on_grid(work, graph.options, Builder(graph.loc)).eqns
     if staging is not None:
       drain_stores(b)
     return b.block()
 
-  def _epilogue(self, head: Builder, body: Block, consumers: int) -> tuple[Block, Staging | None]:
-    """Expands staged stores; the staging buffer takes the largest power of two of chunks that still fits."""
+  def _place_allocs(self, head: Builder, rings: set[Var]) -> set[Var]:
+    """Allocates the shared buffers that are no rings; returns them."""
+    allocs = [a for a in self.allocs if a.outvars[0] not in rings]
+    head.eqns += allocs
+    return {a.outvars[0] for a in allocs}
+
+  def _epilogue(self, head: Builder, body: Block, consumers: int) -> tuple[Expand, Staging | None]:
+    """How to expand the staged stores of the body; the staging buffer takes the largest power of two of chunks that still fits."""
     stores = staged_stores(body)
     if not stores:
-      return body, None
+      return (lambda block: block), None
     first = stores[0]
     rows, columns = first.refs[0].shape
     alike = [s for s in stores if s.refs[0].shape == (rows, columns) and s.refs[0].type.dtype == first.refs[0].type.dtype]
@@ -165,11 +172,11 @@ class _Scheduler:
       chunks *= 2
     if used + chunks * rows * 128 + 1024 > self.target.smem_bytes:
       self.notes.append("the epilogue stores directly: no shared memory is left for staging")
-      return _map(body, lambda e: [_direct(e)] if e in stores else [e]), None
+      return (lambda block: _map(block, lambda e: [_direct(e)] if e in stores else [e])), None
     staging = make_staging(head, first, chunks, self.layouts)
     expand = set(alike)
-    return _map(body, lambda e: expand_store(e, staging, consumers, self.layouts) if e in expand
-                else [_direct(e)] if e in stores else [e]), staging
+    return (lambda block: _map(block, lambda e: expand_store(e, staging, consumers, self.layouts) if e in expand
+                               else [_direct(e)] if e in stores else [e])), staging
 
   def _shared_bytes(self, head: Builder) -> int:
     probe = self.graph.replace(body=Block((), tuple(head.eqns), ()))
@@ -188,14 +195,11 @@ class _Scheduler:
     """No producer: copies run in the threads that compute, one slot each."""
     ctx = context(graph, self.layouts, self.target, self.options)
     body = demote_copies(graph.body, ctx, self.notes)
-    body, allocs = _split_allocs(body, set())
     head = Builder(graph.loc)
-    for alloc in allocs:
-      head.append(alloc)
-    own = {a.outvars[0] for a in allocs}
-    body, staging = self._epilogue(head, body, graph.options.warpgroups)
+    own = self._place_allocs(head, set())
+    expand, staging = self._epilogue(head, body, graph.options.warpgroups)
     rewriter = Consumer([], {}, graph.options.warpgroups, self.facts)
-    work = place_syncs(rewriter.block(body), own)
+    work = place_syncs(expand(rewriter.block(body)), own)
     head.eqns += place_on_grid(work, graph.options, Builder(graph.loc)).eqns
     if staging is not None:
       drain_stores(head)
@@ -203,14 +207,13 @@ class _Scheduler:
     return graph.replace(body=dataclasses.replace(graph.body, eqns=eqns)), WARPGROUP * graph.options.warpgroups
 
 
-def _split_allocs(block: Block, drop: set[Var]) -> tuple[Block, list[Eqn]]:
-  """Takes the shared allocations out of a block and those inside it; those of `drop` disappear."""
+def _split_allocs(block: Block) -> tuple[Block, list[Eqn]]:
+  """Takes the shared allocations out of a block and those inside it."""
   found: list[Eqn] = []
 
   def take(eqn: Eqn) -> list[Eqn]:
     if eqn.primitive is memory.alloc_p and eqn.params["space"] is Space.SHARED:
-      if eqn.outvars[0] not in drop:
-        found.append(eqn)
+      found.append(eqn)
       return []
     return [eqn]
 
