@@ -100,7 +100,7 @@ def _floordiv(x: Fact, y: Fact) -> Fact:
 def _mod(x: Fact, y: Fact) -> Fact:
   if y.lo != y.hi or y.lo <= 0:
     return UNKNOWN
-  if 0 <= x.lo and x.hi < y.lo:
+  if x.lo >= 0 and x.hi < y.lo:
     return x
   return Fact(0, y.lo - 1, math.gcd(x.divisor, y.lo))
 

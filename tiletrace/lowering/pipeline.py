@@ -119,7 +119,7 @@ class _Runner:
     self._switches, self._name, self._count = config.read(), name, 0
     self._digest = graph_digest(graph)[:8] if self._switches.dump.stages else ""
 
-  def __call__(self, name: str, step, *, level: str | None = None, text=None):  # noqa: ANN001, ANN204
+  def __call__(self, name: str, step, *, level: str | None = None, text=None):
     start = time.perf_counter()
     result = step()
     self.seconds[name] = time.perf_counter() - start
@@ -129,7 +129,7 @@ class _Runner:
       self._dump({"simplify": "trace", "infer_layouts": "layout", "render": "ptx"}.get(name, name), text, result)
     return result
 
-  def _dump(self, stage: str, text, result) -> None:  # noqa: ANN001
+  def _dump(self, stage: str, text, result) -> None:
     dump = self._switches.dump
     if dump.wants(stage):
       write_dump(f"{self._name}-{self._digest}", self._count, stage, text(result))

@@ -35,25 +35,31 @@ def shared_bytes(place: SharedPlace, layout: Layout, threads: int, itemsize: int
   return np.broadcast_to(place.layout.coordinates("off", index, extents), table.shape[:-1]) * itemsize
 
 
-def _groups(table: np.ndarray, vec_bytes: int, itemsize: int) -> list[list[int]] | None:
-  """Registers grouped into accesses of `vec_bytes` consecutive, aligned bytes in every thread; None if they do not."""
+def inside_view(table: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+  """Whether the element of each (thread, register) of `coordinates` is one of the view's, not padding of the fragment."""
+  return (table < np.asarray(shape, table.dtype)).all(-1)
+
+
+def _groups(table: np.ndarray, vec_bytes: int, itemsize: int, inside: np.ndarray) -> list[list[int]] | None:
+  """Registers grouped into accesses of `vec_bytes` consecutive, aligned bytes in every thread, each wholly inside the
+  view or outside; None if they do not."""
   n = vec_bytes // itemsize
   order = np.argsort(table[0], kind="stable")
   if len(order) % n:
     return None
   groups = order.reshape(-1, n)
-  grouped = table[:, groups]
+  grouped, whole = table[:, groups], inside[:, groups]
   first = grouped[..., :1]
-  if (first % vec_bytes).any() or (grouped != first + np.arange(n) * itemsize).any():
+  if (first % vec_bytes).any() or (grouped != first + np.arange(n) * itemsize).any() or (whole != whole[..., :1]).any():
     return None
   return groups[np.argsort(groups.min(1), kind="stable")].tolist()
 
 
-def widest_groups(table: np.ndarray, itemsize: int) -> tuple[int, list[list[int]]]:
+def widest_groups(table: np.ndarray, itemsize: int, inside: np.ndarray) -> tuple[int, list[list[int]]]:
   """(bytes, groups) of the widest access that the registers of every thread allow, at most 16 bytes."""
   for vec_bytes in (16, 8, 4, 2, 1):
     if vec_bytes >= itemsize:
-      groups = _groups(table, vec_bytes, itemsize)
+      groups = _groups(table, vec_bytes, itemsize, inside)
       if groups is not None:
         return vec_bytes, groups
   raise AssertionError("a single element is always aligned")

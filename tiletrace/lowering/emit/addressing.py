@@ -12,7 +12,9 @@ import numpy as np
 from tiletrace.lowering.emit.context import EmitContext
 from tiletrace.lowering.emit.values import Operand
 from tiletrace.lowering.ptx import isa
+from tiletrace.lowering.ptx.module import Builder
 from tiletrace.lowering.ptx.registers import Reg
+from tiletrace.lowering.tables import inside_view, split_sum
 
 _ATOM = 1024  # bytes: the hardware's swizzles permute within this much (PTX ISA, tensor swizzling modes)
 
@@ -25,6 +27,51 @@ def _bit_steps(values: np.ndarray) -> list[int]:
   total = sum((((t >> i) & 1) * c for i, c in enumerate(steps)), np.zeros(n, np.int64))
   assert (total + values[0] == values).all(), "not linear in the bits of the thread index"
   return steps
+
+
+def both(b: Builder, p: Reg | None, q: Operand | None) -> Reg | None:
+  """p and q; None and true literals say nothing."""
+  if q is None or (not isinstance(q, Reg) and q):
+    return p
+  if not isinstance(q, Reg):
+    q = b.new(isa.MOV_PRED, 0)
+  return q if p is None else b.new(isa.AND, p, q, type="pred")
+
+
+class ViewBounds:
+  """Which registers hold elements of a view, where a fragment is padded beyond it.
+
+  Args:
+    table: element of each (thread, register), [threads, registers, rank].
+    shape: the view's.
+  """
+
+  def __init__(self, ctx: EmitContext, table: np.ndarray, shape: tuple[int, ...]):
+    self.ctx, self.table, self.shape = ctx, table, shape
+    self.inside = inside_view(table, shape)
+    self._made: dict[tuple[int, int], Reg] = {}
+
+  @property
+  def overhangs(self) -> bool:
+    return not self.inside.all()
+
+  def at(self, reg: int) -> Reg | None:
+    """Whether this thread's element in `reg` lies in the view; None where it always does."""
+    found = None
+    for d, extent in enumerate(self.shape) if not self.inside[:, reg].all() else ():
+      found = both(self.ctx.b, found, self._dimension(d, extent, reg))
+    return found
+
+  def _dimension(self, d: int, extent: int, reg: int) -> Reg | None:
+    values = self.table[:, reg, d].astype(np.int64)
+    if (values < extent).all():
+      return None
+    key = d, int(values[0])
+    if key not in self._made:
+      x = thread_sum(self.ctx, values)
+      self._made[key] = self.ctx.b.new(isa.SETP, extent, x, cmp="gt", type="s32") if isinstance(x, Reg) else (
+          self.ctx.b.new(isa.MOV_PRED, int(x < extent)))
+    return self._made[key]
 
 
 def _runs(steps: list[int]) -> list[tuple[int, int, int]]:
@@ -82,18 +129,21 @@ def shared_addresses(ctx: EmitContext, table: np.ndarray, base: Reg, offset: int
   """Code for base + offset + table[t, i], for every column i.
 
   Args:
-    table: int [threads, columns], bytes within the buffer. Each entry is (T(t) ^ x(i)) + a(i): an XOR below the
-      swizzle's atom, a sum above it.
+    table: int [threads, columns], bytes within the buffer. Each entry is (T(t) ^ x(i)) + a(i), an XOR below the
+      swizzle's atom and a sum above it; or, without a swizzle, a sum T(t) + a(i).
     base: the buffer's base register. `offset` is a literal on top of it, a multiple of the atom where x is not zero.
   """
   b = ctx.b
   low, high = table % _ATOM, table // _ATOM * _ATOM
-  flip = low[0] ^ low[0, 0]
-  assert (low[:, :1] ^ flip == low).all(), "not an XOR of a thread's and a register's part"
-  step = high[0] - high[0, 0]
-  assert (high[:, :1] + step == high).all(), "not a sum above the swizzle's atom"
+  flip, step = low[0] ^ low[0, 0], high[0] - high[0, 0]
+  columns = _xor_columns(low[:, 0])
+  if columns is None or (low[:, :1] ^ flip != low).any() or (high[:, :1] + step != high).any():
+    thread, delta = split_sum(table.astype(np.int64))
+    x = thread_sum(ctx, thread - thread[0])
+    start = b.new(isa.ADD, base, x, type="s32") if isinstance(x, Reg) else base
+    return SharedAddresses(tuple((start, offset + int(thread[0]) + d) for d in delta.tolist()))
   varying = int(np.bitwise_or.reduce(low[:, 0] ^ low[0, 0])) | int(low[0, 0])
-  thread = _thread_xor(ctx, low[:, 0], high[:, 0])
+  thread = _thread_xor(ctx, columns, low[:, 0], high[:, 0])
   made: dict[int, Reg] = {}
   out = []
   for x, a in zip(flip.tolist(), step.tolist(), strict=True):
@@ -105,16 +155,19 @@ def shared_addresses(ctx: EmitContext, table: np.ndarray, base: Reg, offset: int
   return SharedAddresses(tuple(out))
 
 
-def _thread_xor(ctx: EmitContext, low: np.ndarray, high: np.ndarray) -> Operand:
-  """Code for low[t] + high[t], where low is F2-linear in the bits of t (after its constant) and high is a sum."""
-  b, n = ctx.b, len(low)
-  width = (n - 1).bit_length()
-  columns = [int(low[1 << i] ^ low[0]) for i in range(width)]
-  t = np.arange(n)
-  check = np.full(n, low[0])
+def _xor_columns(low: np.ndarray) -> list[int] | None:
+  """c with low[t] = low[0] ^ XOR of c[i] over the one bits i of t; None where it is not of that form."""
+  t = np.arange(len(low))
+  columns = [int(low[1 << i] ^ low[0]) for i in range((len(low) - 1).bit_length())]
+  check = np.full(len(low), low[0])
   for i, c in enumerate(columns):
     check ^= np.where(t >> i & 1, c, 0)
-  assert (check == low).all(), "not F2-linear in the bits of the thread index"
+  return columns if (check == low).all() else None
+
+
+def _thread_xor(ctx: EmitContext, columns: list[int], low: np.ndarray, high: np.ndarray) -> Operand:
+  """Code for low[t] + high[t], where low is F2-linear in the bits of t (after its constant) and high is a sum."""
+  b, width = ctx.b, len(columns)
   total: Operand = int(low[0])
   for first, bits, shift in _diagonals(columns):
     term = _scaled(ctx, _field(ctx, first, bits, width), 1 << shift)

@@ -2,8 +2,7 @@
 from __future__ import annotations
 
 from tiletrace.core.graph import Atom, Eqn, Var
-from tiletrace.core.ops import barrier as ops
-from tiletrace.core.ops import memory
+from tiletrace.core.ops import barrier as ops, memory
 from tiletrace.core.types import BarrierType
 from tiletrace.lowering.emit.context import WARPGROUP, EmitContext, emit_rules
 from tiletrace.lowering.emit.values import Operand

@@ -4,8 +4,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tiletrace.core.graph import Atom, Block, Eqn, Var
-from tiletrace.core.ops import barrier, elementwise
-from tiletrace.core.ops import control as ops
+from tiletrace.core.ops import barrier, control as ops, elementwise
 from tiletrace.lowering.emit.context import EmitContext, emit_rules
 from tiletrace.lowering.emit.values import Elements, Operand, materialise, move, unpack
 from tiletrace.lowering.ptx import isa

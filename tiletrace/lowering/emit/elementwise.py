@@ -67,7 +67,7 @@ def _register(b: Builder, x: Operand, kind: str) -> Reg:
   return b.new(isa.MOV, float(x) if kind == "f32" else int(x), type=kind)
 
 
-def _arithmetic(row) -> Callable:  # noqa: ANN001
+def _arithmetic(row) -> Callable:
   return lambda b, kind, xs: b.new(row, *_numbers(kind, xs), type=kind)
 
 
@@ -84,7 +84,7 @@ def _div(b: Builder, kind: str, xs: tuple[Operand, ...]) -> Operand:
   return b.new(isa.DIV_RN, *_numbers(kind, xs), type="f32")
 
 
-def _extremum(row) -> Callable:  # noqa: ANN001
+def _extremum(row) -> Callable:
   """min and max: a NaN operand gives NaN, as jnp's do; booleans by and/or."""
   def emit(b: Builder, kind: str, xs: tuple[Operand, ...]) -> Operand:
     if kind == "pred":
@@ -98,7 +98,7 @@ def _predicates(b: Builder, xs: Sequence[Operand]) -> list[Reg]:
   return [x if isinstance(x, Reg) else b.new(isa.MOV_PRED, int(x)) for x in xs]
 
 
-def _bitwise(row) -> Callable:  # noqa: ANN001
+def _bitwise(row) -> Callable:
   def emit(b: Builder, kind: str, xs: tuple[Operand, ...]) -> Operand:
     if kind == "pred":
       return b.new(row, *_predicates(b, xs), type="pred")

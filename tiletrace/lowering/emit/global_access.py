@@ -38,9 +38,8 @@ class GlobalAccess:
     self.steps = np.asarray(row_major_strides(ref.type.shape), np.int64) * ref.type.dtype.itemsize
     self._predicates: dict[tuple, Reg | None] = {}
     self._index: dict[int, tuple[Operand, np.ndarray]] = {}
-    overhang = layout is not None and layout.valid != layout.shape
-    self.may_overhang = bool(guard) or overhang
-    self._static_valid = ref.view.static_shape if overhang else None
+    self._view = addressing.ViewBounds(ctx, self.table, ref.view.static_shape)
+    self.may_overhang = bool(guard) or self._view.overhangs
     self._single = self._one_copy(layout) if storing else None
     self._address()
 
@@ -119,21 +118,12 @@ class GlobalAccess:
 
   def in_view(self, reg: int) -> Reg | None:
     """Whether this thread owns the register's element: it is no copy, and no padding of the fragment."""
-    found = self._single
-    if self._static_valid is not None:
-      for i, extent in enumerate(self._static_valid):
-        found = self.both(found, self._within_view(i, extent, reg))
-    return found
+    return self.both(self._single, self._view.at(reg))
 
   # ---- predicates
 
   def both(self, p: Reg | None, q: Operand | None) -> Reg | None:
-    """p and q; None and true literals say nothing."""
-    if q is None or (not isinstance(q, Reg) and q):
-      return p
-    if not isinstance(q, Reg):
-      q = self.ctx.b.new(isa.MOV_PRED, 0)
-    return q if p is None else self.ctx.b.new(isa.AND, p, q, type="pred")
+    return addressing.both(self.ctx.b, p, q)
 
   def _bounds(self, reg: int) -> Reg | None:
     found = None
@@ -184,16 +174,4 @@ class GlobalAccess:
           bound = self.ctx.scalar(self.ref.dyn[edge.index]) if isinstance(edge, Dyn) else edge
           p = b.new(isa.AND, p, b.new(isa.SETP, index, bound, cmp=cmp, type="s32"), type="pred")
       self._predicates[key] = p
-    return self._predicates[key]
-
-  def _within_view(self, i: int, extent: int, reg: int) -> Operand | None:
-    """A fragment padded beyond the view: only elements of the view are accessed."""
-    values = self.table[:, reg, i]
-    if (values < extent).all():
-      return None
-    key = ("view", i, int(values[0]))
-    if key not in self._predicates:
-      x = addressing.thread_sum(self.ctx, values.astype(np.int64))
-      self._predicates[key] = self.ctx.b.new(isa.SETP, extent, x, cmp="gt", type="s32") if isinstance(x, Reg) else (
-          self.ctx.b.new(isa.MOV_PRED, int(x < extent)))
     return self._predicates[key]

@@ -9,7 +9,7 @@ from tiletrace.lowering.emit.values import Elements
 from tiletrace.lowering.ptx import isa
 
 
-def _scalar(ctx: EmitContext, eqn: Eqn, value) -> None:  # noqa: ANN001
+def _scalar(ctx: EmitContext, eqn: Eqn, value) -> None:
   ctx.bind(eqn.outvars[0], Elements(eqn.outvars[0].type.dtype, 1, (value,)))
 
 

@@ -10,11 +10,11 @@ from tiletrace.core.types import Space
 from tiletrace.lowering.emit import addressing
 from tiletrace.lowering.emit.context import EmitContext, emit_rules
 from tiletrace.lowering.emit.global_access import GlobalAccess
+from tiletrace.lowering.emit.shared_access import SharedAccess
 from tiletrace.lowering.emit.values import Elements, Operand, allocate, materialise, move, spread, take
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.registers import Reg
-from tiletrace.lowering.shared_views import SharedPlace, shared_place
-from tiletrace.lowering.tables import coordinates, shared_bytes, stmatrix_rows, widest_groups
+from tiletrace.lowering.tables import coordinates, stmatrix_rows
 
 _PACKED = (dtypes.f16, dtypes.bf16)
 
@@ -84,43 +84,13 @@ def view_coordinates(ref: RefOperand, table: np.ndarray) -> np.ndarray:
 # ---- shared memory
 
 
-def place_of(ctx: EmitContext, ref: RefOperand) -> SharedPlace:
-  place = shared_place(ref, ctx.layouts[ref.root], ctx.facts)
-  assert isinstance(place, SharedPlace), place
-  return place
-
-
-def shared_start(ctx: EmitContext, ref: RefOperand, place: SharedPlace) -> tuple[Reg, int]:
-  """(base register with the dynamic part of the start, byte offset with the static part)."""
-  base, offset = ctx.smem_address(ref.root)
-  item = ref.type.dtype.itemsize
-  for atom, stride in place.dynamic:
-    x = ctx.scalar(atom)
-    if isinstance(x, Reg):
-      base = ctx.b.new(isa.MAD_LO, x, stride * item, base, type="s32")
-    else:
-      offset += int(x) * stride * item
-  return base, offset + place.base * item
-
-
 def _load_shared(ctx: EmitContext, eqn: Eqn) -> None:
   ref, out = eqn.refs[0], eqn.outvars[0]
-  item = ref.type.dtype.itemsize
-  place = place_of(ctx, ref)
-  base, offset = shared_start(ctx, ref, place)
-  table = _scalar_table(place, item) if not out.type.shape else shared_bytes(place, ctx.layouts[out], ctx.scope.threads, item)
-  vec_bytes, groups = widest_groups(table, item)
-  first = [g[0] for g in groups]
-  where = addressing.shared_addresses(ctx, table[:, first], base, offset).addresses
-  ctx.bind(out, collect(ctx, ref.type.dtype, table.shape[1], groups, vec_bytes, lambda i, regs, kind: ctx.b(
-      isa.LD_SHARED, regs, ctx.b.addr(*where[i]), **kind), eqn))
+  access = SharedAccess(ctx, ref, ctx.layouts.get(out))
+  ctx.bind(out, collect(ctx, ref.type.dtype, access.count, access.groups, access.size, access.load, eqn, access.fill))
 
 
-def _scalar_table(place: SharedPlace, item: int) -> np.ndarray:
-  return np.full((1, 1), place.layout.offset_of(()) * item if place.layout.rank == 0 else 0)
-
-
-def collect(ctx: EmitContext, dtype: np.dtype, count: int, groups: list[list[int]], vec_bytes: int, access, eqn: Eqn,  # noqa: ANN001
+def collect(ctx: EmitContext, dtype: np.dtype, count: int, groups: list[list[int]], vec_bytes: int, access, eqn: Eqn,
             fill: Operand | None = None) -> Elements:
   """Loads every group through `access(i, destination registers, type modifiers)` and puts the elements in order."""
   b = ctx.b
@@ -158,9 +128,10 @@ def _word_type(num_bytes: int) -> dict[str, str]:
   return {"type": f"u{8 * num_bytes}"} if num_bytes < 4 else {"type": "b32", "vec": {4: "", 8: "v2", 16: "v4"}[num_bytes]}
 
 
-def _collect_flags(ctx: EmitContext, count: int, groups: list[list[int]], access, fill: Operand | None) -> Elements:  # noqa: ANN001
+def _collect_flags(ctx: EmitContext, count: int, groups: list[list[int]], access, fill: Operand | None) -> Elements:
   """Bools are bytes in memory and predicates in registers."""
-  b, flags = ctx.b, [0] * count  # type: list[Operand]
+  b = ctx.b
+  flags: list[Operand] = [0] * count
   for i, group in enumerate(groups):
     words = b.regs("b32", max(1, len(group) // 4))
     for w in words if fill is not None else ():
@@ -172,7 +143,7 @@ def _collect_flags(ctx: EmitContext, count: int, groups: list[list[int]], access
   return Elements(dtypes.bool_, count, tuple(flags))
 
 
-def _scatter_flags(ctx: EmitContext, value: Elements, groups: list[list[int]], access) -> None:  # noqa: ANN001
+def _scatter_flags(ctx: EmitContext, value: Elements, groups: list[list[int]], access) -> None:
   b = ctx.b
   for i, group in enumerate(groups):
     words: list[Reg] = []
@@ -194,7 +165,7 @@ def _fill_word(dtype: np.dtype, fill: Operand) -> Operand:
   return int(fill)  # type: ignore[arg-type]
 
 
-def scatter(ctx: EmitContext, value: Elements, groups: list[list[int]], vec_bytes: int, access) -> None:  # noqa: ANN001
+def scatter(ctx: EmitContext, value: Elements, groups: list[list[int]], vec_bytes: int, access) -> None:
   """Stores every group through `access(i, source registers, type modifiers)`."""
   b, dtype = ctx.b, value.dtype
   value = materialise(b, value)
@@ -223,27 +194,19 @@ def _store_shared(ctx: EmitContext, eqn: Eqn) -> None:
   ref = eqn.refs[0]
   value, *mask = eqn.values
   assert not mask, "masked stores to shared memory are refused by the selection"
-  item = ref.type.dtype.itemsize
-  place = place_of(ctx, ref)
-  base, offset = shared_start(ctx, ref, place)
-  layout = ctx.value_layout(eqn, value)
-  table = _scalar_table(place, item) if not ref.view.perm else shared_bytes(place, layout, ctx.scope.threads, item)
-  elements = stored_value(ctx, value, table.shape[1])
+  access = SharedAccess(ctx, ref, ctx.value_layout(eqn, value) if ref.view.perm else None)
+  elements = stored_value(ctx, value, access.count)
   if eqn.params["dispatch"] == "stmatrix":
-    _stmatrix(ctx, table, elements, base, offset)
-    return
-  vec_bytes, groups = widest_groups(table, item)
-  where = addressing.shared_addresses(ctx, table[:, [g[0] for g in groups]], base, offset).addresses
-  scatter(ctx, elements, groups, vec_bytes, lambda i, regs, kind: ctx.b(
-      isa.ST_SHARED, ctx.b.addr(*where[i]), regs, **kind))
+    _stmatrix(ctx, access, elements)
+  else:
+    scatter(ctx, elements, access.groups, access.size, access.store)
 
 
-def _stmatrix(ctx: EmitContext, table: np.ndarray, elements: Elements, base: Reg, offset: int) -> None:
-  rows = stmatrix_rows(table)
+def _stmatrix(ctx: EmitContext, access: SharedAccess, elements: Elements) -> None:
+  rows = stmatrix_rows(access.table)
   assert rows is not None, "the selection chose stmatrix"
-  where = addressing.shared_addresses(ctx, rows, base, offset).addresses
-  for g, at in enumerate(where):
-    ctx.b(isa.STMATRIX, ctx.b.addr(*at), list(elements.regs[4 * g:4 * g + 4]), num="x4")
+  for g, at in enumerate(access.rows(rows)):
+    ctx.b(isa.STMATRIX, at, list(elements.regs[4 * g:4 * g + 4]), num="x4")
 
 
 # ---- global memory
@@ -257,7 +220,7 @@ def _load_global(ctx: EmitContext, eqn: Eqn) -> None:
   guarded = mask is not None or access.may_overhang
   fill = eqn.params["fill_value"] if guarded else None
 
-  def load(i: int, regs, kind) -> None:  # noqa: ANN001
+  def load(i: int, regs, kind) -> None:
     address, pred = access.at(groups[i][0])
     pred = access.both(pred, _mask_of(mask, groups[i]))
     ctx.b(isa.LD_GLOBAL, regs, address, pred=pred, **kind)
@@ -272,7 +235,7 @@ def _store_global(ctx: EmitContext, eqn: Eqn) -> None:
   vec_bytes, groups = access.groups(eqn.params["vec"])
   mask = ctx.read(masks[0]) if masks else None
 
-  def store(i: int, regs, kind) -> None:  # noqa: ANN001
+  def store(i: int, regs, kind) -> None:
     address, pred = access.at(groups[i][0])
     pred = access.both(pred, _mask_of(mask, groups[i]))
     ctx.b(isa.ST_GLOBAL, address, regs, pred=pred, **kind)

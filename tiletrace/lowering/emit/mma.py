@@ -12,7 +12,7 @@ from tiletrace.core.graph import Eqn, RefOperand
 from tiletrace.core.ops import mma as ops
 from tiletrace.core.types import Space
 from tiletrace.lowering.emit.context import EmitContext, emit_rules
-from tiletrace.lowering.emit.memory import place_of, shared_start
+from tiletrace.lowering.emit.shared_access import place_of, shared_start
 from tiletrace.lowering.emit.values import Elements, Operand, materialise
 from tiletrace.lowering.layouts.descriptor import Descriptor, wgmma_descriptor
 from tiletrace.lowering.ptx import isa

@@ -6,8 +6,8 @@ from tiletrace.core.ops import memory as ops
 from tiletrace.core.types import Dyn, Space
 from tiletrace.lowering.emit import barrier
 from tiletrace.lowering.emit.context import EmitContext, emit_rules
-from tiletrace.lowering.emit.cp_async import emit_cp_async, emit_copy_through_registers
-from tiletrace.lowering.emit.memory import place_of, shared_start
+from tiletrace.lowering.emit.cp_async import emit_copy_through_registers, emit_cp_async
+from tiletrace.lowering.emit.shared_access import place_of, shared_start
 from tiletrace.lowering.emit.values import Operand
 from tiletrace.lowering.layouts.shared import recognise_swizzle
 from tiletrace.lowering.ptx import isa
@@ -36,7 +36,7 @@ def _copy_async(ctx: EmitContext, eqn: Eqn) -> None:
   _issue(ctx, outside, inside, plan, mbarrier)
 
 
-def _issue(ctx: EmitContext, outside: RefOperand, inside: RefOperand, plan: TmaPlan, mbarrier) -> None:  # noqa: ANN001
+def _issue(ctx: EmitContext, outside: RefOperand, inside: RefOperand, plan: TmaPlan, mbarrier) -> None:
   """One instruction for each box; coordinates are innermost first."""
   b = ctx.b
   place = place_of(ctx, inside)

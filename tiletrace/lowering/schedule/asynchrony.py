@@ -85,7 +85,7 @@ def is_zero_store(eqn: Eqn, acc: Var) -> bool:
   return isinstance(value, Literal) and value.value == 0
 
 
-def elide_zero_stores(block: Block, positive_trips) -> Block:  # noqa: ANN001
+def elide_zero_stores(block: Block, positive_trips) -> Block:
   """`acc[...] = 0` before a loop whose first touch of acc is an accumulating gemm becomes `accumulate = index > first`.
 
   The first wgmma then overwrites (scale-d = 0). Only where the loop certainly runs.
@@ -106,7 +106,7 @@ def elide_zero_stores(block: Block, positive_trips) -> Block:  # noqa: ANN001
   return dataclasses.replace(block, eqns=tuple(e for e in eqns if e is not None))
 
 
-def _overwriting(eqn: Eqn, acc: Var, positive_trips) -> Eqn | None:  # noqa: ANN001
+def _overwriting(eqn: Eqn, acc: Var, positive_trips) -> Eqn | None:
   """The equation with its gemm into acc overwriting the first time; None where that is not all that happens first."""
   if eqn.primitive is mma.gemm_p:
     return _with_accumulate(eqn, None) if _accumulates(eqn) else None
@@ -129,7 +129,7 @@ def _accumulates(gemm: Eqn) -> bool:
   return isinstance(value, Literal) and value.value is True
 
 
-def _first_iteration(index: Var, lo, gemm: Eqn) -> Eqn:  # noqa: ANN001
+def _first_iteration(index: Var, lo, gemm: Eqn) -> Eqn:
   eqn = Eqn(gt_p, (index, lo), (), {}, gemm.loc)
   return eqn.replace(outvars=tuple(map(Var, type_rules[gt_p](eqn))))
 

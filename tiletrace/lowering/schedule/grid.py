@@ -6,8 +6,7 @@ import math
 
 from tiletrace.core.errors import LoweringError
 from tiletrace.core.graph import Atom, Block, CallOptions, Eqn, Literal, TileGraph, Var, substitute, walk
-from tiletrace.core.ops import elementwise
-from tiletrace.core.ops import grid as ops
+from tiletrace.core.ops import elementwise, grid as ops
 from tiletrace.lowering.schedule.builder import Builder, i32
 
 

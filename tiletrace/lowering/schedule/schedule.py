@@ -220,7 +220,7 @@ def _split_allocs(block: Block) -> tuple[Block, list[Eqn]]:
   return _map(block, take), found
 
 
-def _map(block: Block, fn) -> Block:  # noqa: ANN001
+def _map(block: Block, fn) -> Block:
   out: list[Eqn] = []
   for eqn in block.eqns:
     out += fn(eqn.replace(blocks=tuple(_map(b, fn) for b in eqn.blocks)) if eqn.blocks else eqn)

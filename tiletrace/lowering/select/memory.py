@@ -10,7 +10,7 @@ from tiletrace.lowering.infer.memory import coalesced
 from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.select.context import SelectContext, access_width, guard_dims, select_rules
 from tiletrace.lowering.shared_views import SharedPlace, shared_place
-from tiletrace.lowering.tables import shared_bytes, stmatrix_rows, widest_groups
+from tiletrace.lowering.tables import coordinates, inside_view, shared_bytes, stmatrix_rows, widest_groups
 from tiletrace.lowering.tma_plan import global_refusal, tma_plan
 from tiletrace.lowering.variants import Choice, Variant, choose
 
@@ -117,7 +117,8 @@ def thread_copy(eqn: Eqn, ctx: SelectContext) -> ThreadCopy:
   while True:
     layout = coalesced(outside, ctx.warpgroups(eqn), vec=vec)
     width = vec if outside.type.space is Space.SHARED else access_width(outside, layout, threads, guard, ctx.facts)
-    size, _ = widest_groups(shared_bytes(place, layout, threads, item), item)
+    size, _ = widest_groups(shared_bytes(place, layout, threads, item), item,
+                            inside_view(coordinates(layout, threads), inside.view.static_shape))
     if min(width, size // item) >= vec or vec == 1:
       return ThreadCopy(layout, vec, guard)
     vec //= 2
@@ -222,7 +223,7 @@ def _store(eqn: Eqn, ctx: SelectContext) -> tuple[Eqn, Choice | None]:
 
 def uses_stmatrix(ref: RefOperand, layout: Layout | None, ctx: SelectContext, threads: int) -> bool:
   """16-bit elements in a fragment whose 8x8 blocks are rows of 16 bytes in shared memory."""
-  if ref.type.dtype.itemsize != 2 or layout is None:
+  if ref.type.dtype.itemsize != 2 or layout is None or layout.valid != layout.shape:
     return False
   place = shared_place(ref, ctx.layouts[ref.root], ctx.facts)
   return isinstance(place, SharedPlace) and stmatrix_rows(shared_bytes(place, layout, threads, 2)) is not None
