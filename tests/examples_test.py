@@ -1,0 +1,68 @@
+"""The examples run as a user runs them, on the CPU, and print what they say; the benchmarks explain themselves."""
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+  env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+  return subprocess.run([sys.executable, "-W", "error", *arguments], cwd=ROOT, env=env | environment, text=True,
+                        capture_output=True, check=False)
+
+
+def output(*arguments: str, **environment: str) -> str:
+  done = run(*arguments, **environment)
+  assert done.returncode == 0, done.stdout + done.stderr
+  return done.stdout
+
+
+@pytest.mark.parametrize("shape", [(), ("13", "8", "24"), ("200", "300", "100")], ids=["default", "tiny", "tails"])
+def test_matmul_relu_is_right_and_says_where_it_ran(shape):
+  lines = output("examples/matmul_relu.py", *shape).splitlines()
+
+  assert lines[0] == "no GPU that jax can use: running on the CPU, the kernel as jax ops"
+  error = re.fullmatch(r"relu\(A @ B\), (.*), bfloat16: relative error (\S+) to float64, \S+ to jnp in f32", lines[1])
+  assert error is not None, lines
+  assert error[1] == (" x ".join(shape) or "1000 x 776 x 336")
+  assert 1e-4 < float(error[2]) < 1e-2          # a bfloat16 result is rounded: no error at all would mean no reference
+  assert lines[2:] == ["right"]
+
+
+def test_vector_add_prints_one_operation():
+  text = output("examples/vector_add.py")
+
+  assert text.count("tile_call[") == 1
+  assert text.endswith("100003 sums on the CPU: equal to x + y\n")
+
+
+def test_look_inside_prints_every_stage(tmp_path):
+  text = output("examples/look_inside.py", TT_CACHE_DIR=str(tmp_path))
+  parts = re.split(r"\n=+\n(\w+)\n=+\n", text)
+  stages = dict(zip(parts[1::2], parts[2::2], strict=True))
+
+  assert list(stages) == ["trace", "layout", "select", "schedule", "ptx", "sass", "report"]
+  facts = {"trace": "gemm[policy=square]", "layout": "swizzle", "select": "gemm: wgmma_ss",
+           "schedule": "barrier_arrive_expect_tx[nbytes=16384]", "ptx": ".target sm_90a",
+           "report": "0 bytes spilled"}
+  assert not {stage: fact for stage, fact in facts.items() if fact not in stages[stage]}
+  assert re.search(r"/\*0000\*/|\(skipped: nvdisasm was not found; searched:; pip install", stages["sass"])
+
+
+@pytest.mark.parametrize("benchmark", ["matmul", "compile_time"])
+def test_benchmarks_explain_themselves_anywhere(benchmark):
+  assert output("-m", f"benchmarks.{benchmark}", "--help").startswith(f"usage: python -m benchmarks.{benchmark}")
+
+
+def test_benchmarks_that_need_a_gpu_say_so():
+  done = run("-m", "benchmarks.matmul")
+
+  assert done.returncode == 2
+  assert "needs an NVIDIA GPU" in done.stdout
