@@ -6,6 +6,7 @@ loop, one iteration's groups: ptxas keeps only those asynchronous (C7514 otherwi
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Set
 
 from tiletrace.core import dtypes
 from tiletrace.core.effects import Access, RefEffect
@@ -55,10 +56,12 @@ def conflicts(eqn: Eqn, group: Pending) -> bool:
   return bool(group.shared & writes) or (bool(eqn.blocks) and any(gemms_in(b) for b in eqn.blocks))
 
 
-def stays_in_flight(loop: Eqn) -> bool:
-  """Only wgmma touches the accumulators in the loop, and nothing rewrites what the gemms read: a group may be pending
-  over the back edge, and the wait counts iterations."""
-  body = loop.blocks[0]
+def stays_in_flight(loop: Eqn, pushes: Set[Eqn]) -> bool:
+  """Only wgmma touches the accumulators in the loop, and only the producer (`pushes`) rewrites what the gemms read: a
+  group may be pending over the back edge, and the wait counts iterations."""
+  body, step = loop.blocks[0], loop.values[2]
+  if not isinstance(step, Literal) or step.value < 0:  # type: ignore[operator]
+    return False
   gemms = [e for e in body.eqns if e.primitive is mma.gemm_p]
   if not gemms or len(gemms) != len(gemms_in(body)):
     return False
@@ -72,7 +75,7 @@ def stays_in_flight(loop: Eqn) -> bool:
     reads, writes = accesses(eqn)
     if accs & (reads | writes):
       return False
-    if any(v in shared for v in writes) and eqn.primitive.name != "copy":
+    if shared & writes and eqn not in pushes:
       return False
   return True
 

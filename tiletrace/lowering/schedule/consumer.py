@@ -3,10 +3,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from tiletrace.core.graph import Atom, Block, Eqn, RefOperand, Var
+from tiletrace.core.graph import Atom, Block, Eqn, RefOperand, Var, walk
 from tiletrace.core.ops import elementwise, mma
 from tiletrace.lowering.facts import Facts
-from tiletrace.lowering.schedule.asynchrony import Pending, conflicts, pending_of, stays_in_flight
+from tiletrace.lowering.schedule.asynchrony import Pending, accesses, conflicts, pending_of, stays_in_flight
 from tiletrace.lowering.schedule.builder import Builder, RingState, prefixed, with_refs
 from tiletrace.lowering.schedule.rings import Ring, Segment
 
@@ -29,11 +29,16 @@ class _Group:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class _Live:
-  """A slot that has been waited for: views of the buffers are redirected to it."""
+  """A slot that has been waited for: views of the buffers are redirected to it.
+
+  `by_threads`: threads read it themselves, so that all of a warpgroup must have done so before one of them releases it
+  (the groups of wgmma belong to the warpgroup as a whole).
+  """
   resources: RingResources
   state: RingState
   slot: Atom
   segment: Segment
+  by_threads: bool
 
 
 class Consumer:
@@ -68,7 +73,7 @@ class Consumer:
         continue
       b = Builder(eqn.loc)
       for resources, segment in self._starts.get(eqn, ()):
-        opened.append(self._acquire(b, resources, segment))
+        opened.append(self._acquire(b, resources, segment, block))
       self._complete(b, groups, next((i for i in reversed(range(len(groups))) if conflicts(eqn, groups[i].pending)), -1))
       out += b.eqns
       group = self._equation(eqn, out)
@@ -83,11 +88,13 @@ class Consumer:
       out += b.eqns
     return dataclasses.replace(block, eqns=tuple(out))
 
-  def _acquire(self, b: Builder, resources: RingResources, segment: Segment) -> _Live:
+  def _acquire(self, b: Builder, resources: RingResources, segment: Segment, block: Block) -> _Live:
     state = self.states[resources]
     slot: Atom = state.slot(b)
     b.wait(resources.full, slot, state.phase(b))
-    live = _Live(resources, state, slot, segment)
+    first, last = (block.eqns.index(e) for e in (segment.first_use, segment.last_use))
+    live = _Live(resources, state, slot, segment, any(
+        _read_by_threads(e, resources.ring) for e in block.eqns[first:last + 1]))
     for v in resources.ring.buffers:
       self.live[v] = live
     return live
@@ -97,7 +104,7 @@ class Consumer:
     if eqn.primitive is mma.gemm_p:
       out.append(self._redirect(eqn).replace(primitive=mma.gemm_async_p))
       return _Group(pending_of(eqn), [])
-    if eqn.primitive.name == "for_loop" and stays_in_flight(eqn):
+    if eqn.primitive.name == "for_loop" and stays_in_flight(eqn, self._pushes):
       out += self._pipelined_gemm_loop(eqn)
       return None
     eqn = self._redirect(eqn)
@@ -107,6 +114,8 @@ class Consumer:
   def _release_after(self, eqn: Eqn, done: list[_Live], groups: list[_Group]) -> list[Eqn]:
     """Slots whose last use was `eqn`: released now, or when the newest group that reads them is complete."""
     b = Builder(eqn.loc)
+    if any(live.by_threads for live in done):
+      b.sync("warpgroup")
     for live in done:
       buffers = set(live.resources.ring.buffers)
       reader = next((g for g in reversed(groups) if buffers & g.pending.shared), None)
@@ -156,7 +165,7 @@ class Consumer:
         continue
       b = Builder(eqn.loc)
       for resources, segment in self._starts.get(eqn, ()):
-        opened.append(self._acquire(b, resources, segment))
+        opened.append(self._acquire(b, resources, segment, body))
       out += b.eqns
       rewritten = self._redirect(eqn)
       if eqn.primitive is mma.gemm_p:
@@ -182,6 +191,8 @@ class Consumer:
     return [loop.replace(blocks=(dataclasses.replace(body, eqns=tuple(out)),)), *after.eqns]
 
   def _release_previous(self, b: Builder, opened: list[_Live], condition: Atom | None) -> None:
+    if any(live.by_threads for live in opened):
+      b.sync("warpgroup")
     inner = b.inner() if condition is not None else b
     for live in opened:
       slot = live.state.slot(inner)
@@ -194,3 +205,13 @@ class Consumer:
   def _may_be_empty(self, loop: Eqn) -> bool:
     lo, hi = (self.facts[a] for a in loop.values[:2])
     return lo.hi >= hi.lo
+
+
+def _read_by_threads(eqn: Eqn, ring: Ring) -> bool:
+  """Whether an equation, blocks included, reads the ring other than by wgmma."""
+  buffers = set(ring.buffers)
+  for e in (eqn, *(i for b in eqn.blocks for i in walk(b))):
+    reads, _ = accesses(e)
+    if not e.blocks and e.primitive is not mma.gemm_p and reads & buffers:
+      return True
+  return False
