@@ -52,18 +52,15 @@ def expand_store(store: Eqn, staging: Staging, warpgroups: int, layouts: dict[Va
   assert isinstance(value, Var)
   rows, columns = ref.shape
   band = rows // warpgroups
-  width = int(__import__("os").environ.get("TT_EPI", staging.chunks))
-  depth = staging.chunks // width
-  for step, first in enumerate(range(0, columns, COLUMNS * width)):
-    at = step % depth * width
-    count = min(width, (columns - first) // COLUMNS)
+  for first in range(0, columns, COLUMNS * staging.chunks):
+    count = min(staging.chunks, (columns - first) // COLUMNS)
     drain = b.inner()
-    drain.bind(memory.wait_group_p, (), {"kind": "bulk", "n": depth - 1, "read": True})
+    drain.bind(memory.wait_group_p, (), {"kind": "bulk", "n": 0, "read": True})
     b.elect(drain.block(), "warpgroup")
     b.sync("warpgroup")
     for c in range(count):
       part = _columns(b, value, first + c * COLUMNS, layouts)
-      b.store(RefOperand(staging.buffer, _chunk(staging, at + c), ()), part, dispatch="stmatrix")
+      b.store(RefOperand(staging.buffer, _chunk(staging, c), ()), part, dispatch="stmatrix")
     b.fence()
     b.sync("warpgroup")
     send = b.inner()
@@ -72,7 +69,7 @@ def expand_store(store: Eqn, staging: Staging, warpgroups: int, layouts: dict[Va
       wg = b.bind(grid.warpgroup_id_p, (), {})[0]
       row = [b.mul(wg, band)]
     for c in range(count):
-      _send(send, ref, staging, at + c, first + c * COLUMNS, row, band)
+      _send(send, ref, staging, c, first + c * COLUMNS, row, band)
     send.bind(memory.commit_group_p, (), {"kind": "bulk"})
     b.elect(send.block(), "warpgroup")
   return b.eqns
