@@ -349,7 +349,8 @@ def test_the_index_of_a_jax_loop_is_refused():
     trace(kernel, x=f32(64, 64), y=Out(f32(64, 64)))
 
 
-@pytest.mark.parametrize("fn", [jax.nn.relu, jax.jit(lambda v: v * 2), np.exp, jax.lax.exp], ids=str)
+@pytest.mark.parametrize("fn", [jax.nn.relu, jax.jit(lambda v: v * 2), np.exp, jax.lax.exp],
+                         ids=["relu", "jitted", "np.exp", "lax.exp"])
 def test_functions_that_raise_their_own_error_carry_a_note(fn):
   def kernel(x, y):
     y[...] = fn(x[...])
