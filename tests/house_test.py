@@ -28,7 +28,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("core.tile", "core.ref", "core.operands"),
     ("core.ops",),
     ("lowering.target", "lowering.options", "lowering.layouts", "lowering.ptx", "layout"),
-    ("lowering.facts", "lowering.ownership", "lowering.shared_views", "lowering.tables", "lowering.tma_plan",
+    ("lowering.facts", "lowering.hazards", "lowering.ownership", "lowering.shared_views", "lowering.tables", "lowering.tma_plan",
      "lowering.wgmma_plan", "lowering.variants", "lowering.infer.constraints"),
     ("lowering.infer",),
     ("lowering.select",),

@@ -15,6 +15,7 @@ from tiletrace.core.errors import ResourceError, TileIndexError, TileTypeError
 from tiletrace.core.graph import Atom, Eqn, Literal, Primitive, RefOperand
 from tiletrace.core.operands import check, literal, operand, python_number, refuse_keywords, tile_types
 from tiletrace.core.ops.barrier import Barrier
+from tiletrace.core.ops.elementwise import where
 from tiletrace.core.ops.shape import broadcast_in_dim, reshape, spread, static_size_tuple
 from tiletrace.core.printer import Printer, print_rules
 from tiletrace.core.ref import Ref, describe, ds, gather_error, plain_name, static_shape, view_of
@@ -262,6 +263,10 @@ def _mask(mask: Any, shape: tuple[int, ...], what: str) -> tuple[Tile | Literal,
   return (_broadcast(x, shape, f"{what}: mask"),)
 
 
+def _plain(x: Tile | Literal) -> Any:
+  return x.value if isinstance(x, Literal) else x
+
+
 def _broadcast(x: Tile, shape: tuple[int, ...], what: str) -> Tile:
   """`x`, of rank 0 or of equal rank, spread to `shape`; rank 0 stays."""
   if not x.shape:
@@ -288,6 +293,8 @@ def load(ref: Any, *, fill_value: Any = 0, mask: Any = None, **unknown: Any) -> 
   refuse_keywords("load", unknown, _COPY_WORDS)
   ref = _ref_argument(ref, "load: ref", "a value needs no load; write ref.at[...] for a view")
   shape = _tile_of(ref, "load")
+  if mask is not None and ref.type.space is not Space.GLOBAL:  # nothing to protect: every element is there
+    return where(_plain(*_mask(mask, shape, "load")), load(ref), _fill(fill_value, ref.dtype, "load"))
   return bind_tile(load_p, (*ref.operands, *_mask(mask, shape, "load")), views=(ref.view,),
                    fill_value=_fill(fill_value, ref.dtype, "load"))
 
@@ -310,6 +317,9 @@ def store(ref: Any, value: Any, *, mask: Any = None, **unknown: Any) -> None:
   _writable(ref, "store")
   shape = _tile_of(ref, "store")
   x = operand(value, "store: value")
+  if mask is not None and ref.type.space is not Space.GLOBAL:
+    store(ref, where(_plain(*_mask(mask, shape, "store")), _plain(_stored(x, ref, shape)), load(ref)))
+    return
   operands = (*ref.operands, _stored(x, ref, shape), *_mask(mask, shape, "store"))
   bind(store_p, operands, dict(views=(ref.view,)))
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from tiletrace.core.graph import Atom, Block, Eqn, Var
 from tiletrace.core.ops import barrier, control as ops, elementwise
 from tiletrace.lowering.emit.context import EmitContext, emit_rules
-from tiletrace.lowering.emit.values import Elements, Operand, materialise, move, unpack
+from tiletrace.lowering.emit.values import Elements, Operand, materialise, move, move_register, unpack
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.registers import Reg
 
@@ -23,10 +23,10 @@ def assign(ctx: EmitContext, targets: Sequence[Elements], sources: Sequence[Atom
   written = {r for t in targets for r in t.regs}
   for i, (t, v) in enumerate(zip(targets, values, strict=True)):
     if any(r in written and r not in t.regs for r in v.regs if isinstance(r, Reg)):
-      spare = Elements(v.dtype, v.count, tuple(ctx.b.reg(r.cls) if isinstance(r, Reg) else r for r in v.regs))
-      if all(isinstance(r, Reg) for r in v.regs):
-        move(ctx.b, spare, v)
-        values[i] = spare
+      values[i] = Elements(v.dtype, v.count, tuple(ctx.b.reg(r.cls) if isinstance(r, Reg) else r for r in v.regs))
+      for new, old in zip(values[i].regs, v.regs, strict=True):
+        if isinstance(new, Reg):
+          move_register(ctx.b, new, old)
   for t, v in zip(targets, values, strict=True):
     move(ctx.b, t, v)
 

@@ -1,7 +1,6 @@
 """Elementwise ops: each element computed in f32, s32 or a predicate, and rounded back to its dtype."""
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -268,8 +267,7 @@ _EACH = {
     ew.eq_p: _compare("eq"), ew.ne_p: _compare("ne"), ew.lt_p: _compare("lt"), ew.le_p: _compare("le"),
     ew.gt_p: _compare("gt"), ew.ge_p: _compare("ge"), ew.isnan_p: _isnan,
     ew.exp_p: _float_only(fn.exp), ew.exp2_p: _float_only(lambda b, x: b.new(isa.EX2, x)),
-    ew.log_p: _float_only(lambda b, x: b.new(isa.MUL, b.new(isa.LG2, x), math.log(2), type="f32")),
-    ew.log2_p: _float_only(lambda b, x: b.new(isa.LG2, x)),
+    ew.log_p: _float_only(fn.log), ew.log2_p: _float_only(fn.log2),
     ew.sqrt_p: _float_only(lambda b, x: b.new(isa.SQRT_RN, x, type="f32")),
     ew.rsqrt_p: _float_only(lambda b, x: b.new(isa.RSQRT, x)),
     ew.tanh_p: _float_only(fn.tanh), ew.logistic_p: _float_only(fn.logistic), ew.erf_p: _float_only(fn.erf),

@@ -28,8 +28,20 @@ def exp(b: Builder, x: Reg) -> Reg:
   low = _fma(b, x, _LOG2E, b.new(isa.NEG, high, type="f32"))
   e = b.new(isa.EX2, high)
   corrected = _fma(b, e, b.new(isa.MUL, low, math.log(2), type="f32"), e)
-  finite = b.new(isa.SETP, b.new(isa.ABS, high, type="f32"), 150.0, cmp="lt", type="f32")
-  return b.new(isa.SELP, corrected, e, finite, type="f32")  # beyond, e is 0, inf or nan already
+  finite = b.new(isa.SETP, b.new(isa.ABS, high, type="f32"), 128.0, cmp="lt", type="f32")
+  return b.new(isa.SELP, corrected, e, finite, type="f32")  # beyond, e is subnormal, 0, inf or nan already
+
+
+def log2(b: Builder, x: Reg) -> Reg:
+  """lg2.approx, but near 1, where its error of 2**-22 is large: 2 atanh(s) / ln 2 for s = (x - 1) / (x + 1)."""
+  s = b.new(isa.DIV_RN, b.new(isa.SUB, x, 1.0, type="f32"), b.new(isa.ADD, x, 1.0, type="f32"), type="f32")
+  series = _horner(b, b.new(isa.MUL, s, s, type="f32"), tuple(2 * _LOG2E / n for n in (9, 7, 5, 3, 1)))
+  near = b.new(isa.SETP, b.new(isa.ABS, s, type="f32"), 0.2, cmp="lt", type="f32")
+  return b.new(isa.SELP, b.new(isa.MUL, s, series, type="f32"), b.new(isa.LG2, x), near, type="f32")
+
+
+def log(b: Builder, x: Reg) -> Reg:
+  return b.new(isa.MUL, log2(b, x), math.log(2), type="f32")
 
 
 def logistic(b: Builder, x: Reg) -> Reg:

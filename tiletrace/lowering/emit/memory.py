@@ -4,6 +4,7 @@ from __future__ import annotations
 import numpy as np
 
 from tiletrace.core import dtypes
+from tiletrace.core.errors import LoweringError
 from tiletrace.core.graph import Atom, Eqn, RefOperand, Var
 from tiletrace.core.ops import memory as ops
 from tiletrace.core.types import Space
@@ -11,7 +12,7 @@ from tiletrace.lowering.emit import addressing
 from tiletrace.lowering.emit.context import EmitContext, emit_rules
 from tiletrace.lowering.emit.global_access import GlobalAccess
 from tiletrace.lowering.emit.shared_access import SharedAccess
-from tiletrace.lowering.emit.values import Elements, Operand, allocate, materialise, move, spread, take
+from tiletrace.lowering.emit.values import Elements, Operand, allocate, materialise, move, put, register_class, spread, take
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.registers import Reg
 from tiletrace.lowering.tables import coordinates, stmatrix_rows
@@ -46,10 +47,7 @@ def _load(ctx: EmitContext, eqn: Eqn) -> None:
 def _store(ctx: EmitContext, eqn: Eqn) -> None:
   ref = eqn.refs[0]
   if ref.type.space is Space.FRAGMENT:
-    target = _fragment_part(ctx, ref, None)
-    value, *mask = eqn.values
-    assert not mask, "a masked store to a fragment is a select, made before"
-    move(ctx.b, target, ctx.read(value))
+    _store_fragment(ctx, eqn)
   elif ref.type.space is Space.SHARED:
     _store_shared(ctx, eqn)
   else:
@@ -59,13 +57,32 @@ def _store(ctx: EmitContext, eqn: Eqn) -> None:
 # ---- fragments
 
 
-def _fragment_part(ctx: EmitContext, ref: RefOperand, out: Var | None) -> Elements:
+def _store_fragment(ctx: EmitContext, eqn: Eqn) -> None:
+  (ref,), (value,) = eqn.refs, eqn.values
+  whole, x = ctx.read(ref.root), ctx.read(value)
+  if ref.view.is_whole:
+    move(ctx.b, whole, x)
+    return
+  src = coordinates(ctx.layouts[ref.root], ctx.scope.threads)
+  if isinstance(value, Var) and value.type.shape:
+    wanted = view_coordinates(ref, coordinates(ctx.layouts[value], ctx.scope.threads))
+    put(ctx.b, whole, addressing.register_map(src, wanted, ref.type.shape), x)
+    return
+  lo = np.asarray([d.start for d in ref.view.dims])
+  inside = ((src >= lo) & (src < lo + np.asarray([d.size for d in ref.view.dims]))).all(-1)
+  kept = np.flatnonzero(inside[0])
+  if (inside != inside[0]).any() or any(d.stride != 1 for d in ref.view.dims):
+    raise LoweringError("this view does not cut whole registers of every thread", loc=eqn.loc,
+                        hint="tt.where(rows < n, value, ref[...]) chooses elements of the whole fragment")
+  put(ctx.b, whole, kept.tolist(), stored_value(ctx, value, len(kept)))
+
+
+def _fragment_part(ctx: EmitContext, ref: RefOperand, out: Var) -> Elements:
   """The registers of a static view of a fragment."""
   whole = ctx.read(ref.root)
   if ref.view.is_whole:
     return whole
   src = coordinates(ctx.layouts[ref.root], ctx.scope.threads)
-  assert out is not None, "stores to a part of a fragment are refused by the selection"
   wanted = view_coordinates(ref, coordinates(ctx.layouts[out], ctx.scope.threads))
   return take(ctx.b, whole, addressing.register_map(src, wanted, ref.type.shape))
 
@@ -94,6 +111,7 @@ def collect(ctx: EmitContext, dtype: np.dtype, count: int, groups: list[list[int
             fill: Operand | None = None) -> Elements:
   """Loads every group through `access(i, destination registers, type modifiers)` and puts the elements in order."""
   b = ctx.b
+  register_class(dtype, eqn.loc)
   if dtype == dtypes.bool_:
     return _collect_flags(ctx, count, groups, access, fill)
   words: list[Operand] = []
@@ -192,8 +210,7 @@ def stored_value(ctx: EmitContext, value: Atom, count: int) -> Elements:
 
 def _store_shared(ctx: EmitContext, eqn: Eqn) -> None:
   ref = eqn.refs[0]
-  value, *mask = eqn.values
-  assert not mask, "masked stores to shared memory are refused by the selection"
+  (value,) = eqn.values
   access = SharedAccess(ctx, ref, ctx.value_layout(eqn, value) if ref.view.perm else None)
   elements = stored_value(ctx, value, access.count)
   if eqn.params["dispatch"] == "stmatrix":

@@ -10,7 +10,8 @@ from tiletrace.core.graph import Block, Eqn, Var, walk
 from tiletrace.core.rules import effects
 from tiletrace.core.types import RefType, Space
 
-_RENAMES = frozenset({"broadcast_in_dim", "slice", "transpose", "reshape", "cast"})  # results may share registers
+# Results may share registers with operands.
+_RENAMES = frozenset({"broadcast_in_dim", "slice", "transpose", "reshape", "relayout", "cast", "select", "abs", "pow"})
 
 
 def written_fragments(eqn: Eqn) -> set[Var]:

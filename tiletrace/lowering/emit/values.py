@@ -121,6 +121,21 @@ def take(b: Builder, x: Elements, index: Sequence[int]) -> Elements:
   return Elements(x.dtype, len(index), tuple(regs))
 
 
+def put(b: Builder, dst: Elements, index: Sequence[int], src: Elements) -> None:
+  """dst[index[i]] = src[i]; the other elements stay."""
+  src = bits_of(src)
+  for i, at in enumerate(index):
+    if dst.dtype not in _PACKED:
+      target = dst.regs[at]
+      assert isinstance(target, Reg)
+      move_register(b, target, src.regs[i])
+      continue
+    target, taken = dst.regs[at // 2], src.regs[i // 2]
+    assert isinstance(target, Reg)
+    half = 0x54 if i % 2 == 0 else 0x76  # bytes of `taken`, which prmt numbers from 4
+    b(isa.PRMT, target, target, taken, half << 8 | 0x10 if at % 2 else 0x3200 | half)
+
+
 def spread(b: Builder, x: Elements, count: int) -> Elements:
   """A scalar as `count` equal elements."""
   assert x.count == 1, x
@@ -141,12 +156,15 @@ def move(b: Builder, dst: Elements, src: Elements) -> None:
   src = bits_of(src)
   for d, s in zip(dst.regs, src.regs, strict=True):
     assert isinstance(d, Reg)
-    if s is d:
-      continue
-    if d.cls == "pred":
-      b(isa.MOV_PRED, d, s)
-    else:
-      b(isa.MOV, d, s, type="b32" if d.cls == "b32" else "f32")
+    if s is not d:
+      move_register(b, d, s)
+
+
+def move_register(b: Builder, d: Reg, s: Operand) -> None:
+  if d.cls == "pred":
+    b(isa.MOV_PRED, d, s)
+  else:
+    b(isa.MOV, d, s, type="b32" if d.cls == "b32" else "f32")
 
 
 def materialise(b: Builder, x: Elements) -> Elements:

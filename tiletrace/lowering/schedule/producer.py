@@ -14,9 +14,12 @@ from tiletrace.lowering.schedule.rings import Ring
 
 def slice_refusal(graph: TileGraph, rings: list[Ring]) -> str | None:
   """Why the copies' addresses cannot be computed by a producer, or None."""
-  copies = {c for r in rings for s in r.segments for c in s.copies}
+  copies = dict.fromkeys(c for r in rings for s in r.segments for c in s.copies)
   written = _written(graph)
-  sliced = _slice(graph.body, copies, written)
+  for copy in copies:
+    if copy.refs[0].root in written:
+      return f"{copy.refs[0].root.hint or 'what is copied'} at {copy.loc.short()} is written by this kernel"
+  sliced = _slice(graph.body, set(copies), written)
   bound = set(graph.invars) | {v for b in _blocks(sliced) for v in b.invars}
   bound |= {v for e in walk(sliced) for v in e.outvars} | {v for r in rings for v in r.buffers}
   for eqn in walk(sliced):
@@ -24,7 +27,7 @@ def slice_refusal(graph: TileGraph, rings: list[Ring]) -> str | None:
       if isinstance(a, Var) and a not in bound:
         return f"what the copies need at {eqn.loc.short()} ({a.hint or a.type}) is computed by the consumers"
   for eqn in walk(sliced):
-    if eqn.blocks and eqn.outvars:
+    if eqn.primitive.name == "while_loop" or (eqn.blocks and eqn.outvars):
       return f"the loop at {eqn.loc.short()} carries values besides its copies"
   return None
 

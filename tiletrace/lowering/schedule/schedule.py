@@ -15,6 +15,7 @@ from tiletrace.core.ops import memory
 from tiletrace.core.simplify import simplify
 from tiletrace.core.types import Space
 from tiletrace.lowering.facts import Facts
+from tiletrace.lowering.hazards import unordered
 from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.options import CompileOptions
 from tiletrace.lowering.ownership import is_explicit
@@ -68,6 +69,7 @@ class _Scheduler:
                notes: list[str]):
     self.graph, self.layouts, self.target, self.options, self.notes = graph, layouts, target, options, notes
     self.facts = Facts(graph)
+    self.unordered = unordered(graph, self.facts)
     self.allocs: list[Eqn] = []
 
   def run(self) -> tuple[TileGraph, int]:
@@ -144,7 +146,7 @@ class _Scheduler:
     b.eqns += fragments
     states = {r: RingState.make(b, r.ring.slots) for r in resources}
     rewriter = Consumer(resources, states, graph.options.warpgroups, self.facts)
-    work = place_syncs(expand(rewriter.block(body)), own)
+    work = place_syncs(expand(rewriter.block(body)), own | self.unordered)
     self.notes += rewriter.notes
     b.eqns += place_on_grid(work, graph.options, Builder(graph.loc)).eqns
     if staging is not None:
@@ -199,7 +201,7 @@ class _Scheduler:
     own = self._place_allocs(head, set())
     expand, staging = self._epilogue(head, body, graph.options.warpgroups)
     rewriter = Consumer([], {}, graph.options.warpgroups, self.facts)
-    work = place_syncs(expand(rewriter.block(body)), own)
+    work = place_syncs(expand(rewriter.block(body)), own | self.unordered)
     head.eqns += place_on_grid(work, graph.options, Builder(graph.loc)).eqns
     if staging is not None:
       drain_stores(head)

@@ -1,4 +1,4 @@
-"""Syncs and fences for shared buffers that threads write and read themselves, from the order of effects."""
+"""Syncs and fences for memory that threads write and read themselves, from the order of effects."""
 from __future__ import annotations
 
 import dataclasses
@@ -6,7 +6,6 @@ import dataclasses
 from tiletrace.core.effects import Access, RefEffect
 from tiletrace.core.graph import Block, Eqn, Var
 from tiletrace.core.rules import effects
-from tiletrace.core.types import Space
 from tiletrace.lowering.schedule.builder import Builder
 
 
@@ -35,7 +34,7 @@ def place_syncs(block: Block, buffers: set[Var]) -> Block:
 
   Args:
     block: a role's program. Reads by wgmma are complete at the wait that stands before the next write (completion rule).
-    buffers: the shared buffers to order; rings and staging buffers keep order by their own barriers.
+    buffers: the shared buffers and global arrays to order; rings and staging buffers keep order by their own barriers.
   """
   if not buffers:
     return block
@@ -48,7 +47,7 @@ def _block(block: Block, buffers: set[Var], state: _State) -> Block:
     if eqn.blocks:
       out.append(_nested(eqn, buffers, state))
       continue
-    reads, writes = _shared(eqn, buffers)
+    reads, writes = _touched(eqn, buffers)
     late = bool(reads & state.written or writes & (state.written | state.read))
     b = Builder(eqn.loc)
     if eqn.primitive.name in _ASYNC_READERS and reads & state.unfenced:
@@ -84,12 +83,12 @@ def _nested(eqn: Eqn, buffers: set[Var], state: _State) -> Eqn:
   return eqn.replace(blocks=tuple(blocks))
 
 
-def _shared(eqn: Eqn, buffers: set[Var]) -> tuple[set[Var], set[Var]]:
+def _touched(eqn: Eqn, buffers: set[Var]) -> tuple[set[Var], set[Var]]:
   reads: set[Var] = set()
   writes: set[Var] = set()
   for effect in effects(eqn):
     if isinstance(effect, RefEffect):
       ref = eqn.refs[effect.operand]
-      if ref.type.space is Space.SHARED and ref.root in buffers:
+      if ref.root in buffers:
         (reads if effect.access is Access.READ else writes).add(ref.root)
   return reads, writes

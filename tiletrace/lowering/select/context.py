@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tiletrace.core.errors import LoweringError
 from tiletrace.core.graph import Eqn, RefOperand, TileGraph, Var
 from tiletrace.core.rules import RuleTable
-from tiletrace.core.types import Dyn
+from tiletrace.core.types import Dyn, Space
 from tiletrace.lowering.facts import Facts
 from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.options import CompileOptions
@@ -22,7 +23,13 @@ WARPGROUP = 128
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class SelectContext:
-  """`warpgroups(eqn)`: how many own the equation's values. `explicit`: the author wrote the roles."""
+  """What predicates read.
+
+  Attributes:
+    warpgroups: how many own the equation's values.
+    explicit: the author wrote the roles.
+    unordered: global arrays whose accesses threads must order (hazards.py).
+  """
   graph: TileGraph
   layouts: dict[Var, Layout]
   facts: Facts
@@ -30,6 +37,7 @@ class SelectContext:
   options: CompileOptions
   warpgroups: Callable[[Eqn], int]
   explicit: bool
+  unordered: frozenset[Var]
 
   def threads(self, eqn: Eqn) -> int:
     return WARPGROUP * self.warpgroups(eqn)
@@ -45,11 +53,28 @@ def guard_dims(ref: RefOperand, facts: Facts) -> tuple[int, ...]:
   out = []
   for d, (dim, extent) in enumerate(zip(ref.view.dims, ref.type.shape, strict=True)):
     start = facts[ref.dyn[dim.start.index] if isinstance(dim.start, Dyn) else dim.start]
-    assert isinstance(dim.size, int)
+    assert isinstance(dim.size, int), ref
     last = start.hi + (dim.size - 1) * dim.stride
     if dim.edges or start.lo < 0 or last >= extent:
       out.append(d)
   return tuple(out)
+
+
+def check_in_range(eqn: Eqn, ctx: SelectContext) -> None:
+  """Shared memory has no edges: a view of it must provably lie inside.
+
+  Raises:
+    LoweringError: it may not, with what is known of its start.
+  """
+  for ref in eqn.refs:
+    for d in guard_dims(ref, ctx.facts) if ref.type.space is Space.SHARED else ():
+      dim = ref.view.dims[d]
+      assert isinstance(dim.start, Dyn), "constant views are checked where they are made"
+      start, name = ctx.facts[ref.dyn[dim.start.index]], ref.root.hint or "the buffer"
+      known = "is any number" if start.lo < -(2**30) or start.hi > 2**30 else f"runs from {start.lo} to {start.hi}"
+      last = ref.type.shape[d] - dim.size  # type: ignore[operator]
+      raise LoweringError(f"{eqn.primitive}: the index of {name} {ref.type} along dimension {d} is not provably from 0 to "
+                          f"{last}: it {known}", loc=eqn.loc, hint=f"bound it: i % {last + 1}, or a loop index")
 
 
 def access_width(ref: RefOperand, layout: Layout, threads: int, guard: tuple[int, ...], facts: Facts) -> int:

@@ -7,7 +7,9 @@ from tiletrace.core.graph import Eqn, RefOperand, Var
 from tiletrace.core.ops import memory as ops
 from tiletrace.core.types import Space
 from tiletrace.lowering.infer.memory import coalesced
+from tiletrace.lowering.infer.shape import cut_registers
 from tiletrace.lowering.layouts.relation import Layout
+from tiletrace.lowering.layouts.shared import shared_layout
 from tiletrace.lowering.select.context import SelectContext, access_width, guard_dims, select_rules
 from tiletrace.lowering.shared_views import SharedPlace, shared_place
 from tiletrace.lowering.tables import coordinates, inside_view, shared_bytes, stmatrix_rows, widest_groups
@@ -69,6 +71,12 @@ def comes_from_wgmma(eqn: Eqn, ctx: SelectContext) -> str | None:
   return None
 
 
+def is_not_ordered(eqn: Eqn, ctx: SelectContext) -> str | None:
+  if eqn.refs[0].root in ctx.unordered:
+    return "the kernel accesses the same elements elsewhere, and TMA is not ordered with that"
+  return None
+
+
 def tma_can_store(eqn: Eqn, ctx: SelectContext) -> str | None:
   ref = eqn.refs[0]
   if len(ref.view.perm) != 2:
@@ -91,6 +99,12 @@ def staging_rows_fit(eqn: Eqn, ctx: SelectContext) -> str | None:
     return "the warpgroups do not own whole bands of rows"
   if (rows // wgs) % 8:
     return f"{rows // wgs} rows a warpgroup are not a multiple of 8"
+  part = cut_registers(layout, (0, 0), (rows, 64))
+  if part is None:
+    return "64 columns are not whole registers of the fragment"
+  stage = SharedPlace(shared_layout((rows, 64), 16, 128), (rows, 64), 0, ())
+  if stmatrix_rows(shared_bytes(stage, part, ctx.threads(eqn), 2)) is None:
+    return "the fragment's 8x8 blocks are not those of stmatrix"
   return None
 
 
@@ -182,7 +196,7 @@ def _plan_refusal(outside: RefOperand, inside: RefOperand, ctx: SelectContext) -
 # ---- loads and stores of values
 
 STORE = (
-  Variant("tma", (is_not_explicit, is_unmasked, is_not_elected, comes_from_wgmma, tma_can_store, staging_rows_fit)),
+  Variant("tma", (is_not_explicit, is_unmasked, is_not_elected, is_not_ordered, comes_from_wgmma, tma_can_store, staging_rows_fit)),
   Variant("direct"),
 )
 

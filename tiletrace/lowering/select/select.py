@@ -5,10 +5,11 @@ import dataclasses
 
 from tiletrace.core.graph import Block, Eqn, TileGraph, Var, walk
 from tiletrace.lowering.facts import Facts
+from tiletrace.lowering.hazards import unordered
 from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.options import CompileOptions
 from tiletrace.lowering.ownership import is_explicit, role_sizes
-from tiletrace.lowering.select.context import SelectContext, select_rules
+from tiletrace.lowering.select.context import SelectContext, check_in_range, select_rules
 from tiletrace.lowering.select.memory import copy_by_threads
 from tiletrace.lowering.select.mma import select_gemm
 from tiletrace.lowering.target import Target
@@ -24,7 +25,9 @@ class Selected:
 
 
 def context(graph: TileGraph, layouts: dict[Var, Layout], target: Target, options: CompileOptions) -> SelectContext:
-  return SelectContext(graph, layouts, Facts(graph), target, options, role_sizes(graph).__getitem__, is_explicit(graph))
+  facts = Facts(graph)
+  return SelectContext(graph, layouts, facts, target, options, role_sizes(graph).__getitem__, is_explicit(graph),
+                       unordered(graph, facts))
 
 
 def choose_anchors(graph: TileGraph, target: Target, options: CompileOptions) -> None:
@@ -50,6 +53,8 @@ def select(graph: TileGraph, layouts: dict[Var, Layout], target: Target, options
 def _block(block: Block, ctx: SelectContext, choices: list[Choice]) -> Block:
   eqns = []
   for eqn in block.eqns:
+    if not ctx.explicit:
+      check_in_range(eqn, ctx)
     rule = select_rules.get(eqn.primitive)
     if rule is not None:
       eqn, choice = rule(eqn, ctx)
