@@ -104,12 +104,20 @@ class Consumer:
     if eqn.primitive is mma.gemm_p:
       out.append(self._redirect(eqn).replace(primitive=mma.gemm_async_p))
       return _Group(pending_of(eqn), [])
-    if eqn.primitive.name == "for_loop" and stays_in_flight(eqn, self._pushes):
+    if eqn.primitive.name == "for_loop" and stays_in_flight(eqn, self._pushes) and self._can_release_late(eqn):
       out += self._pipelined_gemm_loop(eqn)
       return None
     eqn = self._redirect(eqn)
     out.append(eqn.replace(blocks=tuple(map(self.block, eqn.blocks))) if eqn.blocks else eqn)
     return None
+
+  def _can_release_late(self, loop: Eqn) -> bool:
+    """Releasing one iteration late needs a second slot: with one, the producer would wait for what it holds up."""
+    rings = [r for e in loop.blocks[0].eqns for r, _ in self._starts.get(e, ())]
+    single = [r.ring.name for r in rings if r.ring.slots == 1]
+    if single:
+      self.notes.append(f"{loop.loc.short()}  each gemm waits for itself: ring {single[0]} has one slot (num_stages=1)")
+    return not single
 
   def _release_after(self, eqn: Eqn, done: list[_Live], groups: list[_Group]) -> list[Eqn]:
     """Slots whose last use was `eqn`: released now, or when the newest group that reads them is complete."""
