@@ -19,7 +19,8 @@ UNARY = {  # name -> (on tiles, on float64), of positive and negative floats
   "sigmoid": (tt.sigmoid, lambda x: 1 / (1 + np.exp(-x))), "silu": (tt.silu, lambda x: x / (1 + np.exp(-x))),
   "neg": (lambda x: -x, np.negative), "abs": (tt.abs, np.abs), "sign": (tt.sign, np.sign),
   "floor": (tt.floor, np.floor), "ceil": (tt.ceil, np.ceil), "square": (tt.square, np.square),
-  "cube": (lambda x: x ** 3, lambda x: x ** 3), "clip": (lambda x: tt.clip(x, -0.5, 0.75), lambda x: np.clip(x, -.5, .75)),
+  "cube": (lambda x: x ** 3, lambda x: x ** 3),
+  "clip": (lambda x: tt.clip(x, -0.5, 0.75), lambda x: np.clip(x, -.5, .75)),
 }
 POSITIVE = {
   "log": (tt.log, np.log), "log2": (tt.log2, np.log2), "sqrt": (tt.sqrt, np.sqrt),
@@ -105,7 +106,8 @@ def integers(rng):
     (lambda x, y: x // 7, lambda x, y: x // 7), (lambda x, y: x % -7, lambda x, y: x % -7),
     (lambda x, y: 1000 // y, lambda x, y: 1000 // y), (lambda x, y: 2 ** 31 - 1 - x, lambda x, y: 2 ** 31 - 1 - x),
     (lambda x, y: tt.abs(x) + tt.sign(y), lambda x, y: np.abs(x) + np.sign(y)), (lambda x, y: -x, lambda x, y: -x),
-    (lambda x, y: tt.where(x > y, x, y) * 3, lambda x, y: np.maximum(x, y) * 3), (lambda x, y: x ** 3, lambda x, y: x ** 3),
+    (lambda x, y: tt.where(x > y, x, y) * 3, lambda x, y: np.maximum(x, y) * 3),
+    (lambda x, y: x ** 3, lambda x, y: x ** 3),
     (lambda x, y: tt.cdiv(x, 16), lambda x, y: -(-x // 16)),
   ]
   return each(functions, [x, y], np.int32, "exact")
@@ -138,7 +140,8 @@ def booleans(rng):
 def booleans_from_bytes_count(rng):
   x, y = (normal(rng, 100) > 0 for _ in range(2))
   return each([(lambda x, y: x.astype(np.int32) + y, lambda x, y: x.astype(np.int32) + y),
-               (lambda x, y: tt.where(x, 3, y), lambda x, y: np.where(x, 3, y.astype(np.int32)))], [x, y], np.int32, "exact")
+               (lambda x, y: tt.where(x, 3, y), lambda x, y: np.where(x, 3, y.astype(np.int32)))], [x, y], np.int32,
+              "exact")
 
 
 @case(dtype=("f32", "bf16", "f16", "i32", "bool"))
@@ -154,12 +157,30 @@ def casts(rng, dtype):
       v = v.astype(np.float32) if v.dtype == ml_dtypes.bfloat16 else v
       with np.errstate(over="ignore"):
         # int -> 16 bit goes through f32 on every backend; the double rounding is within the tolerance of the dtype
-        return v.astype(np.float32).astype(d).astype(np.float32) if np.dtype(d).itemsize == 2 else v.astype(d).astype(np.float32)
+        v = v.astype(np.float32) if np.dtype(d).itemsize == 2 else v
+        return v.astype(d).astype(np.float32)
     return cast
 
   functions = [(lambda v, d=d: v.astype(d), reference(d)) for d in to]
   made = each(functions, [x], np.float32, "exact")
   return Case(made.call, made.inputs, (np.stack([g(x) for _, g in functions]),), "exact")
+
+
+@case
+def exponentials_far_out(rng):
+  x = np.concatenate([rng.uniform(-86, 88.7, 120), [88.72, 88.73, 89, 95, 104, 128, np.inf, -np.inf, 0, -120, -300]])
+  x = x.astype(np.float32)
+  functions = [(tt.exp, np.exp), (tt.sigmoid, lambda v: 1 / (1 + np.exp(-v))), (tt.tanh, np.tanh)]
+  made = each(functions, [x], np.float32, "relative")
+  with np.errstate(over="ignore", under="ignore"):
+    return Case(made.call, made.inputs, (made.want[0].astype(np.float32),), "relative")
+
+
+@case
+def logarithms_near_one(rng):
+  x = (1 + rng.uniform(-0.4, 0.5, 200) * 10.0 ** rng.integers(-6, 0, 200)).astype(np.float32)
+  x[:3] = 1, 0.5, 2
+  return each([POSITIVE["log"], POSITIVE["log2"]], [x], np.float32, "relative")
 
 
 def axpy_kernel(alpha, x, n, y, last):

@@ -26,7 +26,8 @@ def vectors(rng, n):
 @case(block=(1, 2, 3, 24, 100, 1000))
 def block_sizes_without_divisibility(rng, block):
   x = rng.integers(-9, 9, 1111, dtype=np.int32)
-  call = tt.tile_call(functools.partial(double_kernel, block=block), out(((1111,), np.int32)), grid=tt.cdiv(1111, block))
+  call = tt.tile_call(functools.partial(double_kernel, block=block), out(((1111,), np.int32)),
+                      grid=tt.cdiv(1111, block))
   return Case(call, (x,), (x + x,), "exact")
 
 
@@ -140,7 +141,8 @@ def element_kernel(old, x, i, z, y):
 @case(i=(-1, 0, 2, 3))
 def an_integer_index_out_of_range(rng, i):
   old, x = normal(rng, 3, 40), normal(rng, 3, 40)
-  call = tt.tile_call(element_kernel, out(((3, 40), np.float32), ((40,), np.float32)), grid=1, input_output_aliases={0: 0})
+  call = tt.tile_call(element_kernel, out(((3, 40), np.float32), ((40,), np.float32)), grid=1,
+                      input_output_aliases={0: 0})
   z = old.copy()
   if 0 <= i < 3:
     z[i] = 1
@@ -331,3 +333,135 @@ def an_alias_is_one_reference(rng):
   call = tt.tile_call(add_into_kernel, out(((10, 48), np.float32), ((10, 48), np.float32)), grid=3,
                       input_output_aliases={0: 0})
   return Case(call, (h, d), (h + d, (h + d) * 2), "exact")
+
+
+def local_masks_kernel(x, y):
+  s = tt.alloc_shared((96,), x.dtype)
+  f = tt.alloc_fragment((96,), x.dtype)
+  s[...], f[...] = x[...], x[...]
+  third = tt.arange(96) % 3 == 0
+  tt.store(s, x[...] * 2, mask=third)
+  tt.store(f, x[...] * 4, mask=~third)
+  y[0, :] = tt.load(s, mask=~third, fill_value=7)
+  y[1, :] = tt.load(f, mask=third)
+  y[2, :] = s[...] + f[...]
+
+
+@case(dtype=("f32", "bf16", "i32"))
+def masks_of_shared_memory_and_fragments(rng, dtype):
+  x = np.round(normal(rng, 96) * 9).astype(DTYPES[dtype])
+  third, two, four = np.arange(96) % 3 == 0, x.dtype.type(2), x.dtype.type(4)
+  s, f = np.where(third, x * two, x), np.where(third, x, x * four)
+  want = np.stack([np.where(third, x.dtype.type(7), s), np.where(third, f, x.dtype.type(0)), s + f])
+  call = tt.tile_call(local_masks_kernel, out(((3, 96), x.dtype)), grid=1)
+  return Case(call, (x,), (want,), "exact")
+
+
+@case(dtype=("f32", "bf16"))
+def parts_of_fragments(rng, dtype):
+  x = np.ones((), DTYPES[dtype])
+  def kernel(x, y):
+    f = tt.alloc_fragment((32, 64), x.dtype)
+    f[...] = 1
+    for i in range(4):                                          # rows 8i .. 8i + 7 are other registers of each thread
+      f[i * 8:i * 8 + 8, :] = f[i * 8:i * 8 + 8, :] + i * x[...]
+    y[...] = f[...]
+
+  call = tt.tile_call(kernel, out(((32, 64), x.dtype)), grid=1)
+  return Case(call, (x,), (np.broadcast_to(1 + np.arange(32)[:, None] // 8, (32, 64)).astype(x.dtype),), "exact")
+
+
+def read_after_write_kernel(x, y):
+  """What one thread stored is read by another."""
+  y[...] = x[...]
+  for k in tt.range(3):
+    y[tt.ds(1 + k, 99)] = y[tt.ds(k, 99)] * 2
+  y[5] = y[4] + y[6]
+
+
+@case
+def global_memory_is_read_after_it_was_written(rng):
+  x = rng.integers(-9, 9, 200, dtype=np.int32)
+  want = x.copy()
+  for k in range(3):
+    want[1 + k:100 + k] = want[k:99 + k] * 2
+  want[5] = want[4] + want[6]
+  return Case(tt.tile_call(read_after_write_kernel, out(((200,), np.int32)), grid=1), (x,), (want,), "exact")
+
+
+def rounded_kernel(x, y):
+  y[...] = x[...].astype(y.dtype)
+
+
+@case(shape=((64, 64), (128, 128), (64, 192)))
+def casts_of_tiles_that_could_be_staged(rng, shape):
+  x = normal(rng, *shape)
+  call = tt.tile_call(rounded_kernel, out((shape, ml_dtypes.bfloat16)), grid=1, warpgroups=2)
+  return Case(call, (x,), (x.astype(ml_dtypes.bfloat16),), "exact")
+
+
+def shared_copies_kernel(x, y):
+  s, t = tt.alloc_shared((9, 40), x.dtype), tt.alloc_shared((9, 40), x.dtype)
+  tt.copy(x.at[tt.block(tt.program_id(0), 9), tt.ds(0, 40)], s)
+  tt.copy(s, t)
+  tt.copy(t, y.at[tt.block(tt.program_id(0), 9), tt.ds(0, 40)])
+
+
+@case(columns=(40, 39, 36))
+def copies_of_odd_blocks(rng, columns):
+  """cp.async, vectors and scalars; rows past the edge and columns past the edge."""
+  x = normal(rng, 20, columns)
+  call = tt.tile_call(shared_copies_kernel, out((x.shape, x.dtype)), grid=3)
+  return Case(call, (x,), (x,), "exact")
+
+
+@case(dtype=("f32", "bf16", "bool"))
+def copies_with_a_fill_value(rng, dtype):
+  x = normal(rng, 20, 40) > 0 if dtype == "bool" else normal(rng, 20, 40, dtype=DTYPES[dtype])
+
+  def kernel(x, y):
+    s = tt.alloc_shared((32, 64), x.dtype)
+    tt.copy(x.at[tt.ds(-3, 32), tt.ds(5, 64)], s, fill_value=True if dtype == "bool" else -1)
+    y[...] = s[...]
+
+  want = np.full((32, 64), True if dtype == "bool" else -1, x.dtype)
+  want[3:23, :35] = x[:, 5:]
+  return Case(tt.tile_call(kernel, out(((32, 64), x.dtype)), grid=1), (x,), (want,), "exact")
+
+
+def in_place_kernel(h, w, h_out):
+  """The residual is copied, and written back where it came from."""
+  i = tt.block(tt.program_id(0), 16)
+  s = tt.alloc_shared((16, 64), h.dtype)
+  tt.copy(h.at[i, :], s)
+  h_out[i, :] = s[...] * w[None, :]
+
+
+@case
+def copies_of_what_is_written_back(rng):
+  h, w = normal(rng, 50, 64), normal(rng, 64)
+  call = tt.tile_call(in_place_kernel, out(((50, 64), np.float32)), grid=4, input_output_aliases={0: 0},
+                      persistent=True)
+  return Case(call, (h, w), (h * w,), "exact")
+
+
+def slow_readers_kernel(x, y, *, num_stages):
+  """Threads read each slot of a ring after work of different length: none may be refilled early."""
+  s = tt.alloc_shared((64, 64), x.dtype)
+  acc = tt.alloc_fragment((64, 64), np.float32)
+  acc[...] = 0
+  for k in tt.pipelined(x.shape[0] // 64, num_stages=num_stages):
+    tt.copy(x.at[tt.block(k, 64), :], s)
+    acc[...] = acc[...] * 0.5 + s.T[...].astype(np.float32)
+  y[...] = acc[...]
+
+
+@case(num_stages=(1, 2, 4))
+def rings_that_threads_read(rng, num_stages):
+  x = normal(rng, 64 * 40, 64, dtype=ml_dtypes.bfloat16)
+  want = np.zeros((64, 64))
+  for k in range(40):
+    want = want * 0.5 + f64(x)[64 * k:64 * k + 64].T
+  call = tt.tile_call(functools.partial(slow_readers_kernel, num_stages=num_stages), out(((64, 64), np.float32)),
+                      grid=1, warpgroups=2)
+  return Case(call, (x,), (want,), "elementwise")
