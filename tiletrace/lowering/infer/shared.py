@@ -57,7 +57,7 @@ def _contiguous(var: Var, uses: list[_Use]) -> int:
   rank = len(var.type.shape)  # type: ignore[union-attr]
   for use in uses:
     if use.eqn.primitive.name in _COPIES:
-      other = next(r for r in use.eqn.refs if (r is not use.ref and r.root is not use.ref.root) or r.type.space is Space.GLOBAL)
+      other = next(r for r in use.eqn.refs if r.root is not use.ref.root or r.type.space is Space.GLOBAL)
       if other.type.space is Space.GLOBAL:
         kept = [i for i, p in enumerate(other.view.perm) if p == len(other.view.dims) - 1]
         if kept:

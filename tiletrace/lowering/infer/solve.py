@@ -6,7 +6,9 @@ exists, and never a silent one (the report lists them).
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 
@@ -17,11 +19,11 @@ import tiletrace.lowering.infer.memory
 import tiletrace.lowering.infer.mma
 import tiletrace.lowering.infer.reduce
 import tiletrace.lowering.infer.relayout
-import tiletrace.lowering.infer.shape  # noqa: F401
+import tiletrace.lowering.infer.shape
 from tiletrace.core.errors import LayoutError
 from tiletrace.core.graph import Block, Eqn, TileGraph, Var, walk
 from tiletrace.core.ops.relayout import relayout_p
-from tiletrace.core.types import RefType
+from tiletrace.core.types import RefType, TileType
 from tiletrace.lowering.facts import Facts
 from tiletrace.lowering.infer.constraints import (
   Constraint,
@@ -29,9 +31,11 @@ from tiletrace.lowering.infer.constraints import (
   InferContext,
   Prefers,
   Relates,
+  equal,
   is_distributed,
   layout_rules,
 )
+from tiletrace.lowering.infer.cut import improve
 from tiletrace.lowering.infer.shape import default_layout
 from tiletrace.lowering.infer.shared import shared_layouts
 from tiletrace.lowering.layouts.relation import Layout
@@ -62,6 +66,7 @@ def infer_layouts(graph: TileGraph, target: Target) -> LaidOut:
       if is_distributed(var) and var not in solver.layouts:
         solver.assign(var, default_layout(var, eqn, ctx))
         solver.propagate()
+  solver.improve(_frequencies(graph, ctx.facts).__getitem__)
   layouts = {**solver.layouts, **shared_layouts(ctx)}
   body = _Converter(constraints, layouts).block(graph.body)
   return LaidOut(graph.replace(body=body), layouts)
@@ -72,14 +77,21 @@ class _Solver:
 
   def __init__(self, constraints: list[Constraint]):
     self.layouts: dict[Var, Layout] = {}
+    self.labels: dict[Var, int] = {}  # the anchor, or wish, that a layout came from
     self.fixed_by: dict[Var, Fixed] = {}
+    self._origins: list[tuple[Var, Layout]] = []
     self._queue: deque[Var] = deque()
-    self._links: dict[Var, list[Relates]] = {}
-    for c in constraints:
-      if isinstance(c, Relates):
-        self._links.setdefault(c.operand, []).append(c)
-        self._links.setdefault(c.out, []).append(c)
+    self._relations = [c for c in constraints if isinstance(c, Relates)]
     self._anchors = [c for c in constraints if isinstance(c, Fixed)]
+    for c in self._anchors:  # what an op asks of a value is a use of it, not the value itself: a conversion may lie between
+      if isinstance(c.var.type, TileType):
+        use = Var(c.var.type, c.var.hint)
+        self._relations.append(equal(c.var, use, c.eqn))
+        self._anchors[self._anchors.index(c)] = dataclasses.replace(c, var=use)
+    self._links: dict[Var, list[Relates]] = {}
+    for c in self._relations:
+      self._links.setdefault(c.operand, []).append(c)
+      self._links.setdefault(c.out, []).append(c)
     self._wishes = sorted((c for c in constraints if isinstance(c, Prefers)), key=lambda c: -c.weight)
 
   def run(self) -> None:
@@ -87,14 +99,45 @@ class _Solver:
       first = self.fixed_by.setdefault(c.var, c)
       if first.layout != c.layout and isinstance(c.var.type, RefType):
         raise _contradiction(first, c)
-      self.assign(c.var, first.layout)
+      if c.var not in self.layouts:
+        self.assign(c.var, first.layout)
     self.propagate()
     for c in self._wishes:
       if c.var not in self.layouts:
         self.assign(c.var, c.layout)
         self.propagate()
 
+  def improve(self, frequency: Callable[[Eqn], int]) -> None:
+    """Moves the conversions between anchors to where they, and what is computed more than once, cost least."""
+    if all(self.labels.get(c.operand) == self.labels.get(c.out) for c in self._relations):
+      return
+    spreads = [self._spread(*origin) for origin in self._origins]
+    pinned = {var for var, _ in self._origins[:len({c.var for c in self._anchors})]}
+    pinned |= {v for v in self.layouts if isinstance(v.type, RefType)}
+    times = {c.out: frequency(c.eqn) for c in self._relations}
+    self.labels = improve(
+        self.labels, spreads, self._relations,
+        lambda link, have, want: frequency(link.eqn) * conversion_cost(link.operand, have, want),
+        lambda var, layout: times.get(var, 1) * recomputed(var, layout), pinned)
+    self.layouts = {v: spreads[label][v] for v, label in self.labels.items()}
+
+  def _spread(self, var: Var, layout: Layout) -> dict[Var, Layout]:
+    """The layouts of all variables that this anchor alone reaches."""
+    reached, queue = {var: layout}, deque([var])
+    while queue:
+      v = queue.popleft()
+      for link in self._links.get(v, ()):
+        other, transfer = (link.out, link.forward) if link.operand is v else (link.operand, link.backward)
+        found = transfer(reached[v]) if other not in reached else None
+        if found is not None:
+          reached[other] = found
+          queue.append(other)
+    return reached
+
   def assign(self, var: Var, layout: Layout) -> None:
+    """A new origin."""
+    self.labels[var] = len(self._origins)
+    self._origins.append((var, layout))
     self.layouts[var] = layout
     self._queue.append(var)
 
@@ -107,7 +150,47 @@ class _Solver:
           continue
         found = transfer(self.layouts[var])
         if found is not None:
-          self.assign(other, found)
+          self.layouts[other], self.labels[other] = found, self.labels[var]
+          self._queue.append(other)
+
+
+# Per byte: registers are renamed; a shuffle also makes the selects before and after; shared memory is written, synced, read.
+_CLASS_WEIGHT = {"same": 0, "registers": 1, "shuffle": 4, "shared": 8}
+_SYNC_BYTES = 2048  # what two syncs are worth
+
+
+def conversion_cost(var: Var, have: Layout, want: Layout) -> int:
+  """Bytes by class, and the syncs of a conversion through shared memory."""
+  how = classify(have, want)
+  nbytes = math.prod(var.type.shape) * var.type.dtype.itemsize  # type: ignore[union-attr]
+  return nbytes * _CLASS_WEIGHT[how] + (_SYNC_BYTES if how == "shared" else 0)
+
+
+def recomputed(var: Var, layout: Layout) -> int:
+  """Elements that threads hold beyond one copy of each: what replication computes again."""
+  held = layout.extent("reg") * layout.extent("lane") * layout.extent("warp")
+  return max(0, held - math.prod(var.type.shape))  # type: ignore[union-attr]
+
+
+def _frequencies(graph: TileGraph, facts: Facts) -> dict[Eqn, int]:
+  """How often each equation runs: the product of the trip counts around it, 16 where one is not known."""
+  out: dict[Eqn, int] = {}
+
+  def visit(block: Block, times: int) -> None:
+    for eqn in block.eqns:
+      out[eqn] = times
+      trips = 1
+      if eqn.primitive.name in ("for_loop", "while_loop"):
+        trips = 16
+      if eqn.primitive.name == "for_loop":
+        lo, hi, step = (facts[a] for a in eqn.values[:3])
+        if lo.lo == lo.hi and hi.lo == hi.hi and step.lo == step.hi != 0:
+          trips = max(1, len(range(lo.lo, hi.lo, step.lo)))
+      for b in eqn.blocks:
+        visit(b, min(times * trips, 1 << 20))
+
+  visit(graph.body, 1)
+  return out
 
 
 def _contradiction(first: Fixed, second: Fixed) -> LayoutError:

@@ -8,10 +8,13 @@ from tiletrace.core.types import BarrierType, RefType, Space
 from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.layouts.shared import recognise_swizzle
 from tiletrace.lowering.layouts.tma import ALIGNMENT
+from tiletrace.lowering.ownership import role_sizes
 from tiletrace.lowering.target import Target
+from tiletrace.lowering.wgmma_plan import wgmma_plan
 
 BARRIER_BYTES = 8
 PRODUCER_REGISTERS = 24
+_BESIDE_ACCUMULATOR = 26  # registers that an instruction with an accumulator of 128 needs beside it (ptxas 13.0: 154)
 _MAX_CONSUMER_REGISTERS = 240
 
 
@@ -59,8 +62,8 @@ def place_buffers(graph: TileGraph, layouts: dict[Var, Layout], target: Target) 
     lines = [f"    {buffer_bytes(v, layouts):>8}  {v.hint or 'buffer'} {v.type} at {loc.short()}" for v, loc in buffers]
     count = sum(v.type.count for v in barriers)  # type: ignore[union-attr]
     lines += [f"    {BARRIER_BYTES * count:>8}  {count} barriers"] if count else []
-    raise ResourceError(f"{graph.name} needs {at} bytes of shared memory, {target.name} has {target.smem_bytes} for a CTA:\n"
-                        + "\n".join(lines), loc=buffers[-1][1] if buffers else graph.loc,
+    raise ResourceError(f"{graph.name} needs {at} bytes of shared memory, {target.name} has {target.smem_bytes} for a "
+                        "CTA:\n" + "\n".join(lines), loc=buffers[-1][1] if buffers else graph.loc,
                         hint="take smaller blocks, or a smaller num_stages")
   return offsets, at
 
@@ -98,15 +101,36 @@ def check_registers(graph: TileGraph, layouts: dict[Var, Layout], budget: int) -
     return
   lines = [f"    {n:>6}  {v.hint or 'a value'} {v.type} at {loc.short()}" for n, v, loc in
            (fragments if total > budget else [worst])]
-  raise ResourceError(f"{graph.name} needs {max(total, worst[0])} registers of each thread, of {budget}:\n" + "\n".join(lines),
-                      loc=worst[2], hint="take smaller tiles, more warpgroups=, or loop over blocks of the tile")
+  raise ResourceError(f"{graph.name} needs {max(total, worst[0])} registers of each thread, of {budget}:\n"
+                      + "\n".join(lines), loc=worst[2],
+                      hint="take smaller tiles, more warpgroups=, or loop over blocks of the tile")
+
+
+def check_instructions(graph: TileGraph, layouts: dict[Var, Layout], threads: int, target: Target) -> None:
+  """ptxas allocates within the registers that a thread has at entry, whatever setmaxnreg adds (C7602).
+
+  Raises:
+    ResourceError: a wgmma whose accumulator leaves too few of them.
+  """
+  entry = min(255, target.registers // threads // 8 * 8)
+  sizes = role_sizes(graph)
+  for eqn in walk(graph.body):
+    if eqn.primitive.name != "gemm_async":
+      continue
+    plan = wgmma_plan(eqn, layouts[eqn.refs[-1].root], sizes[eqn])
+    if plan.acc_registers + _BESIDE_ACCUMULATOR > entry:
+      widest = (entry - _BESIDE_ACCUMULATOR) * 64 // plan.acc_bits // 8 * 8
+      raise ResourceError(f"a gemm {plan.n} columns wide holds {plan.acc_registers} accumulator registers, and {threads} "
+                          f"threads have {entry} each at entry", loc=eqn.loc,
+                          hint=f"at most {widest} columns a warpgroup, or fewer warpgroups=")
 
 
 def check_launch(graph: TileGraph, threads: int, total: int, target: Target) -> None:
   """The grid and the CTA fit the hardware."""
   if threads > target.max_threads:
-    raise ResourceError(f"{graph.name}: warpgroups={graph.options.warpgroups} needs {threads} threads with its producer, "
-                        f"a CTA has at most {target.max_threads}", loc=graph.loc, hint="at most 7 warpgroups beside a producer")
+    raise ResourceError(f"{graph.name}: warpgroups={graph.options.warpgroups} needs {threads} threads with its "
+                        f"producer, a CTA has at most {target.max_threads}", loc=graph.loc,
+                        hint="at most 7 warpgroups beside a producer")
   if total > target.grid_x:
-    raise ResourceError(f"{graph.name}: grid {graph.options.grid} has {total} programs, the hardware takes {target.grid_x}",
-                        loc=graph.loc, hint="take larger blocks, or loop in the kernel")
+    raise ResourceError(f"{graph.name}: grid {graph.options.grid} has {total} programs, the hardware takes "
+                        f"{target.grid_x}", loc=graph.loc, hint="take larger blocks, or loop in the kernel")

@@ -28,7 +28,7 @@ from tiletrace.lowering.schedule.grid import lower_ids, place_on_grid
 from tiletrace.lowering.schedule.producer import Producer, slice_refusal
 from tiletrace.lowering.schedule.program import Program
 from tiletrace.lowering.schedule.relayouts import RelayoutLowering
-from tiletrace.lowering.schedule.resources import check_launch, check_registers, place_buffers, register_budget
+from tiletrace.lowering.schedule.resources import check_instructions, check_launch, check_registers, place_buffers, register_budget
 from tiletrace.lowering.schedule.rings import Ring, find_rings, uses_outside_segments
 from tiletrace.lowering.schedule.syncs import place_syncs
 from tiletrace.lowering.select.select import Selected, context, demote_copies
@@ -57,6 +57,7 @@ def schedule(selected: Selected, target: Target, options: CompileOptions) -> Pro
   total = math.prod(graph.options.grid)
   check_launch(graph, threads, total, target)
   check_registers(graph, layouts, 255)
+  check_instructions(graph, layouts, threads, target)
   offsets, smem = place_buffers(graph, layouts, target)
   check_program(graph)
   return Program(graph, layouts, offsets, target, threads, smem, tuple(notes))
@@ -160,13 +161,14 @@ class _Scheduler:
     return {a.outvars[0] for a in allocs}
 
   def _epilogue(self, head: Builder, body: Block, consumers: int) -> tuple[Expand, Staging | None]:
-    """How to expand the staged stores of the body; the staging buffer takes the largest power of two of chunks that still fits."""
+    """How to expand the body's staged stores; the staging buffer takes the largest power of two of chunks that fits."""
     stores = staged_stores(body)
     if not stores:
       return (lambda block: block), None
     first = stores[0]
     rows, columns = first.refs[0].shape
-    alike = [s for s in stores if s.refs[0].shape == (rows, columns) and s.refs[0].type.dtype == first.refs[0].type.dtype]
+    dtype = first.refs[0].type.dtype
+    alike = [s for s in stores if s.refs[0].shape == (rows, columns) and s.refs[0].type.dtype == dtype]
     chunks = 1
     used = self._shared_bytes(head)
     while chunks * 2 <= columns // 64 and (columns // 64) % (chunks * 2) == 0 and (
@@ -189,7 +191,8 @@ class _Scheduler:
 
   def _report(self, rings: list[Ring], resources: list[RingResources]) -> None:
     for r in rings:
-      self.notes.append(f"ring {r.name}: {r.slots} slots of {r.nbytes} bytes, filled by TMA from the producer warpgroup")
+      self.notes.append(f"ring {r.name}: {r.slots} slots of {r.nbytes} bytes, filled by TMA from the producer "
+                        "warpgroup")
 
   # ---- all threads do everything
 
