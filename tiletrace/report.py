@@ -50,7 +50,8 @@ def make_report(lowering: pipeline.Lowering, cubin: Cubin | None) -> Report:
       "kernel": lowering.graph.name, "source": lowering.graph.loc.short(), "target": lowering.target.name,
       "threads": program.threads, "smem_bytes": program.smem_bytes,
       "choices": [{"op": c.op, "line": c.loc.short(), "variant": c.variant,
-                   "declined": [{"variant": n, "reason": r} for n, r in c.declined]} for c in lowering.selected.choices],
+                   "declined": [{"variant": n, "reason": r} for n, r in c.declined]}
+                  for c in lowering.selected.choices],
       "notes": list(program.notes),
       "shared_memory": [{"buffer": v.hint or "buffer", "type": str(v.type), "offset": o} for v, o in
                         sorted(program.offsets.items(), key=lambda item: item[1])],
@@ -64,7 +65,8 @@ def make_report(lowering: pipeline.Lowering, cubin: Cubin | None) -> Report:
 
 
 def _readable(d: dict[str, Any]) -> str:
-  out = [f"{d['kernel']} ({d['source']}) for {d['target']}: {d['threads']} threads, {d['smem_bytes']} bytes of shared memory"]
+  out = [f"{d['kernel']} ({d['source']}) for {d['target']}: {d['threads']} threads, {d['smem_bytes']} bytes of shared "
+         "memory"]
   if d["cost"]["flops"]:
     out.append(f"  {d['cost']['flops'] / 1e9:.3f} GFLOP, {d['cost']['bytes'] / 1e6:.3f} MB of arguments")
   out.append("variants:")

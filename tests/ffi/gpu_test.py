@@ -47,7 +47,8 @@ BOX = HEAD + """
 .visible .entry box(.param .align 64 .b8 map[128], .param .u64 y) .reqntid 32 {
   .reg .pred %p, %done; .reg .b64 %py, %pm, %offset, %state; .reg .f32 %v;
   .reg .b32 %thread, %s, %bar, %at, %four, %two;
-  ld.param.u64 %py, [y]; mov.b64 %pm, map; cvta.param.u64 %pm, %pm; mov.u32 %thread, %tid.x; mov.u32 %s, smem; add.u32 %bar, %s, 1024;
+  ld.param.u64 %py, [y]; mov.b64 %pm, map; cvta.param.u64 %pm, %pm; mov.u32 %thread, %tid.x; mov.u32 %s, smem;
+  add.u32 %bar, %s, 1024;
   mov.u32 %four, 4; mov.u32 %two, 2;
   setp.ne.u32 %p, %thread, 0;
   @%p bra WAITING;

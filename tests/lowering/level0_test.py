@@ -91,7 +91,8 @@ def level0_kernel(a, b, c, *, bm, bn, bk, num_stages, group, chunks):
 
 def _lower(kernel, m, n, k, **call):
   a, b, c = (jax.ShapeDtypeStruct(s, BF16) for s in ((m, k), (k, n), (m, n)))
-  return tt.tile_call(kernel, c, grid=(tt.cdiv(m, 128), tt.cdiv(n, 256)), raster=8, persistent=True, name="gemm", **call).lower(a, b)
+  grid = (tt.cdiv(m, 128), tt.cdiv(n, 256))
+  return tt.tile_call(kernel, c, grid=grid, raster=8, persistent=True, name="gemm", **call).lower(a, b)
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(4096, 4096, 4096), (1024, 768, 320)])

@@ -78,7 +78,9 @@ def resolve(target: str | Target | None, options: CompileOptions | None) -> tupl
     target = TARGETS[target]
   options = options or CompileOptions()
   forced = config.read().force
-  return target or TARGETS["sm_90a"], dataclasses.replace(options, force=(*options.force, *forced)) if forced else options
+  if forced:
+    options = dataclasses.replace(options, force=(*options.force, *forced))
+  return target or TARGETS["sm_90a"], options
 
 
 def lower(graph: TileGraph, target: Target, options: CompileOptions) -> Lowering:
@@ -146,7 +148,8 @@ def write_dump(kernel: str, number: int, stage: str, text: str) -> None:
     return
   folder = os.path.join(directory, kernel)
   os.makedirs(folder, exist_ok=True)
-  with open(os.path.join(folder, f"{number}0_{stage}.{'ptx' if stage == 'ptx' else 'txt'}"), "w", encoding="utf-8") as f:
+  suffix = "ptx" if stage == "ptx" else "txt"
+  with open(os.path.join(folder, f"{number}0_{stage}.{suffix}"), "w", encoding="utf-8") as f:
     f.write(text)
 
 

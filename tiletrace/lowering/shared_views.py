@@ -97,13 +97,12 @@ def _step(layout: Layout, dim: int, granule: int, size: int) -> int | None:
 @lru_cache(maxsize=256)
 def _drop(layout: Layout, dims: tuple[int, ...]) -> Layout:
   """One slot of a buffer: the dimensions `dims` fixed at 0 and gone. They must lie above the others."""
-  kept = [d for d in range(layout.rank) if d not in dims]
   columns = list(layout.columns("off"))
   low = [c for c in columns if not any(unpack(c, layout.rank)[d] for d in dims)]
   assert columns[:len(low)] == low, f"a slot of {layout} is not contiguous"
   outers = [o for o in layout.outers if o.dim not in dims]
   slot = build(layout.shape, {"off": low}, outers, valid=layout.valid)
-  return slot.project(dims) if kept else slot.project(dims)
+  return slot.project(dims)
 
 
 def stack(tile: Layout, count: int) -> Layout:

@@ -36,8 +36,8 @@ def shared_bytes(place: SharedPlace, layout: Layout, threads: int, itemsize: int
 
 
 def inside_view(table: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-  """Whether the element of each (thread, register) of `coordinates` is one of the view's, not padding of the fragment."""
-  return (table < np.asarray(shape, table.dtype)).all(-1)
+  """Whether the element of each (thread, register) of `coordinates` is the view's, not padding of the fragment."""
+  return np.all(table < np.asarray(shape, table.dtype), axis=-1)
 
 
 def _groups(table: np.ndarray, vec_bytes: int, itemsize: int, inside: np.ndarray) -> list[list[int]] | None:

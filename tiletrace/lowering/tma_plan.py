@@ -81,7 +81,8 @@ def _clip(outside: RefOperand, place: SharedPlace, order: list[int], bits: int) 
       return f"the block {list(place.shape)} cuts the boxes to different shapes"
     box_shape = size
     shorter = [i for i in range(len(size)) if size[i] < box.box_shape[i]]
-    if any(order.index(i) < order.index(j) for i in shorter for j in range(len(size)) if box.box_shape[j] > 1 and j != i):
+    wide = [j for j in range(len(size)) if box.box_shape[j] > 1]
+    if any(order.index(i) < order.index(j) for i in shorter for j in wide if j != i):
       return f"the block {list(place.shape)} leaves gaps inside a box"
     offset = [0] * len(outside.view.dims)
     for i, p in enumerate(outside.view.perm):

@@ -64,5 +64,5 @@ def choose(op: str, variants: Sequence[Variant], eqn: Eqn, ctx: Any, *, forced: 
   width = max(len(n) for n, _ in declined)
   table = "\n".join(f"    {n.ljust(width)}  {r}" for n, r in declined)
   what = f"the forced variant of '{op}' declines" if forced is not None else f"no way to emit '{op}'"
-  raise LoweringError(f"{what}:\n{table}", loc=eqn.loc,
-                      hint="change the shapes or placement that the reasons name" + ("" if forced is None else ", or do not force it"))
+  hint = "change the shapes or placement that the reasons name"
+  raise LoweringError(f"{what}:\n{table}", loc=eqn.loc, hint=hint if forced is None else f"{hint}, or do not force it")

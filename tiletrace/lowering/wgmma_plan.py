@@ -41,7 +41,7 @@ class WgmmaPlan:
   @property
   def smem_bytes_per_cycle(self) -> float:
     """Shared-memory bytes a warpgroup's SS instruction reads (A 2 KB + B 32 N) per cycle of the tensor core (N/2)."""
-    return (2048 + 32 * self.n) / (self.n / 2) * (1 if self.warpgroups else 1)
+    return (2048 + 32 * self.n) / (self.n / 2)
 
 
 def shape_of(eqn: Eqn) -> tuple[int, int, int]:
@@ -97,4 +97,5 @@ def dtype_refusal(eqn: Eqn) -> str | None:
   dtype, acc = eqn.refs[-2].type.dtype, eqn.refs[-1].type.dtype
   if (dtype, acc) in ((dtypes.bf16, dtypes.f32), (dtypes.f16, dtypes.f32), (dtypes.f16, dtypes.f16)):
     return None
-  return f"{dtypes.short_name(dtype)} operands into {dtypes.short_name(acc)} are not among bf16->f32, f16->f32, f16->f16"
+  return (f"{dtypes.short_name(dtype)} operands into {dtypes.short_name(acc)} are not among bf16->f32, f16->f32, "
+          "f16->f16")

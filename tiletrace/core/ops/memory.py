@@ -454,8 +454,8 @@ def copy(src: Any, dst: Any, *, fill_value: Any = 0, dispatch: str | None = None
   spaces = {src.type.space, dst.type.space}
   if Space.FRAGMENT in spaces or spaces == {Space.GLOBAL}:  # through registers, as the author would write it
     if dispatch is not None:
-      raise TileTypeError(f"copy: dispatch={dispatch!r} does not apply, {describe(src)} to {describe(dst)} is a load and "
-                          "a store", loc=user_loc(), hint="drop dispatch=")
+      raise TileTypeError(f"copy: dispatch={dispatch!r} does not apply, {describe(src)} to {describe(dst)} is a load "
+                          "and a store", loc=user_loc(), hint="drop dispatch=")
     store(dst, load(src, fill_value=fill_value))
     return
   bind(copy_p, (*src.operands, *dst.operands),

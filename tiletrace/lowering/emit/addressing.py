@@ -149,7 +149,9 @@ def shared_addresses(ctx: EmitContext, table: np.ndarray, base: Reg, offset: int
   for x, a in zip(flip.tolist(), step.tolist(), strict=True):
     mixed = x & varying
     if mixed not in made:
-      t = thread if mixed == 0 else b.new(isa.XOR, thread, mixed, type="b32") if isinstance(thread, Reg) else thread ^ mixed
+      t = thread
+      if mixed:
+        t = b.new(isa.XOR, thread, mixed, type="b32") if isinstance(thread, Reg) else thread ^ mixed
       made[mixed] = base if t == 0 else b.new(isa.ADD, base, t, type="s32")
     out.append((made[mixed], offset + (x & ~varying) + a))
   return SharedAddresses(tuple(out))
@@ -198,7 +200,9 @@ def register_map(src: np.ndarray, wanted: np.ndarray, valid: tuple[int, ...]) ->
 
   Elements outside `valid` are padding and may come from anywhere.
   """
-  ok = ((wanted >= 0) & (wanted < np.asarray(valid, wanted.dtype))).all(-1) if valid else np.ones(wanted.shape[:-1], bool)
+  ok = np.ones(wanted.shape[:-1], bool)
+  if valid:
+    ok = np.all((wanted >= 0) & (wanted < np.asarray(valid, wanted.dtype)), axis=-1)
   first = {tuple(x): r for r, x in reversed(list(enumerate(src[0].tolist())))}
   index = []
   for r in range(wanted.shape[1]):

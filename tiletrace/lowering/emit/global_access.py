@@ -64,7 +64,9 @@ class GlobalAccess:
         constant += int(start) * step
     scale = np.asarray([self.dims[p].stride * self.steps[p] for p, _ in self._kept()], np.int64)
     columns = [i for _, i in self._kept()]
-    flat = (self.table[..., columns].astype(np.int64) * scale).sum(-1) if columns else np.zeros(self.table.shape[:2], np.int64)
+    flat = np.zeros(self.table.shape[:2], np.int64)
+    if columns:
+      flat = (self.table[..., columns].astype(np.int64) * scale).sum(-1)
     base, self.delta = split_sum(flat)
     for part in self._thread_parts(base, columns, scale):
       address = self._plus(address, *part)

@@ -12,7 +12,17 @@ from tiletrace.lowering.emit import addressing
 from tiletrace.lowering.emit.context import EmitContext, emit_rules
 from tiletrace.lowering.emit.global_access import GlobalAccess
 from tiletrace.lowering.emit.shared_access import SharedAccess
-from tiletrace.lowering.emit.values import Elements, Operand, allocate, materialise, move, put, register_class, spread, take
+from tiletrace.lowering.emit.values import (
+  Elements,
+  Operand,
+  allocate,
+  materialise,
+  move,
+  put,
+  register_class,
+  spread,
+  take,
+)
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.registers import Reg
 from tiletrace.lowering.tables import coordinates, stmatrix_rows
@@ -143,7 +153,9 @@ def collect(ctx: EmitContext, dtype: np.dtype, count: int, groups: list[list[int
 
 def _word_type(num_bytes: int) -> dict[str, str]:
   """The access of `num_bytes` bytes as one narrow word, or as 32-bit words."""
-  return {"type": f"u{8 * num_bytes}"} if num_bytes < 4 else {"type": "b32", "vec": {4: "", 8: "v2", 16: "v4"}[num_bytes]}
+  if num_bytes < 4:
+    return {"type": f"u{8 * num_bytes}"}
+  return {"type": "b32", "vec": {4: "", 8: "v2", 16: "v4"}[num_bytes]}
 
 
 def _collect_flags(ctx: EmitContext, count: int, groups: list[list[int]], access, fill: Operand | None) -> Elements:

@@ -33,7 +33,7 @@ def _elect(ctx: EmitContext, eqn: Eqn) -> None:
   end = b.label("elected")
   if each == "warpgroup" and ctx.scope.count > 1:
     b(isa.BRA, end, pred=ctx.leader(), negate=True)
-  else:  # a comparison of tid.x with a constant tells ptxas that one thread is left: TMA operands need no uniformity loop
+  else:  # a comparison of tid.x with a constant tells ptxas that one thread is left: TMA needs no uniformity loop
     b(isa.BRA, end, pred=b.new(isa.SETP, ctx.tid(), ctx.scope.first * WARPGROUP, cmp="ne", type="s32"))
   with ctx.scoped(Scope(ctx.scope.first, ctx.scope.count, each)):
     ctx.block(eqn.blocks[0])

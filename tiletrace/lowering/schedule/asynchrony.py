@@ -1,7 +1,7 @@
 """Asynchronous gemms: where each group is issued, and the completion point before the first access that conflicts.
 
-`wgmma_wait(n)` counts groups issued in the same straight line, or, where nothing but wgmma touches the accumulators in a
-loop, one iteration's groups: ptxas keeps only those asynchronous (C7514 otherwise).
+`wgmma_wait(n)` counts groups issued in the same straight line, or, where nothing but wgmma touches the accumulators in
+a loop, one iteration's groups: ptxas keeps only those asynchronous (C7514 otherwise).
 """
 from __future__ import annotations
 
@@ -82,7 +82,9 @@ def stays_in_flight(loop: Eqn, pushes: Set[Eqn]) -> bool:
 
 def is_zero_store(eqn: Eqn, acc: Var) -> bool:
   """acc[...] = 0"""
-  if eqn.primitive.name != "store" or eqn.refs[0].root is not acc or not eqn.refs[0].view.is_whole or len(eqn.values) != 1:
+  if eqn.primitive.name != "store" or len(eqn.values) != 1:
+    return False
+  if eqn.refs[0].root is not acc or not eqn.refs[0].view.is_whole:
     return False
   value = eqn.values[0]
   return isinstance(value, Literal) and value.value == 0

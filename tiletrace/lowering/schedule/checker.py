@@ -49,8 +49,9 @@ def _check_barriers(graph: TileGraph) -> None:
     for found in kinds.values():
       for count, eqn in found:
         if count > bar.type.arrivals or bar.type.arrivals % count:
-          raise ScheduleError(f"{bar.hint or 'a barrier'} completes a phase after {bar.type.arrivals} arrivals, this is "
-                              f"{count} of them", loc=eqn.loc, hint="alloc_barrier(n, arrivals=...) counts one per warpgroup")
+          raise ScheduleError(f"{bar.hint or 'a barrier'} completes a phase after {bar.type.arrivals} arrivals, this "
+                              f"is {count} of them", loc=eqn.loc,
+                              hint="alloc_barrier(n, arrivals=...) counts one per warpgroup")
   for found in moved.values():
     for nbytes, eqn, _ in found:
       if nbytes is not None and nbytes != eqn.params["nbytes"]:
@@ -118,8 +119,9 @@ def _check_accumulators(block: Block, pending: dict[Var, Eqn]) -> None:
       continue
     for ref in eqn.refs:
       if ref.type.space is Space.FRAGMENT and ref.root in pending:
-        raise ScheduleError(f"{ref.root.hint or 'an accumulator'} is read or written while a gemm_async may still write it",
-                            loc=eqn.loc, also=("the gemm is at", pending[ref.root].loc),
+        name = ref.root.hint or "an accumulator"
+        raise ScheduleError(f"{name} is read or written while a gemm_async may still write it", loc=eqn.loc,
+                            also=("the gemm is at", pending[ref.root].loc),
                             hint="tt.wgmma_wait(0) before the access")
     for inner in eqn.blocks:
       _check_accumulators(inner, dict(pending) if name in ("cond", "switch") else pending)

@@ -1,4 +1,4 @@
-"""Stores of accumulators through shared memory: chunks of columns, stmatrix, TMA; the next tile's loads go on meanwhile."""
+"""Stores of accumulators through shared memory: chunks of columns, stmatrix, TMA, while the next tile loads."""
 from __future__ import annotations
 
 import dataclasses

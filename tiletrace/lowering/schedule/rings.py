@@ -112,7 +112,8 @@ def _collect(block: Block, stages: int, refused: set[Var], out: dict, notes: lis
     uses = [j for j in range(i + 1, end) if buffer in shared_uses(block.eqns[j])]
     if not uses:
       refused.add(buffer)
-      notes.append(f"{buffer.hint or 'buffer'} is one slot: what the copy at {eqn.loc.short()} brings is not used in its block")
+      notes.append(f"{buffer.hint or 'buffer'} is one slot: what the copy at {eqn.loc.short()} brings is not used in "
+                   "its block")
     else:
       spans.append((i, eqn, uses[0], uses[-1]))
   groups: list[list[tuple[int, Eqn, int, int]]] = []

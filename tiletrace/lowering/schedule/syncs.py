@@ -33,7 +33,7 @@ def place_syncs(block: Block, buffers: set[Var]) -> Block:
   """The block with `fence` and `sync` before each access that another thread's access must precede.
 
   Args:
-    block: a role's program. Reads by wgmma are complete at the wait that stands before the next write (completion rule).
+    block: a role's program. Reads by wgmma are complete at the wait that stands before the next write.
     buffers: the shared buffers and global arrays to order; rings and staging buffers keep order by their own barriers.
   """
   if not buffers:

@@ -73,8 +73,8 @@ def check_in_range(eqn: Eqn, ctx: SelectContext) -> None:
       start, name = ctx.facts[ref.dyn[dim.start.index]], ref.root.hint or "the buffer"
       known = "is any number" if start.lo < -(2**30) or start.hi > 2**30 else f"runs from {start.lo} to {start.hi}"
       last = ref.type.shape[d] - dim.size  # type: ignore[operator]
-      raise LoweringError(f"{eqn.primitive}: the index of {name} {ref.type} along dimension {d} is not provably from 0 to "
-                          f"{last}: it {known}", loc=eqn.loc, hint=f"bound it: i % {last + 1}, or a loop index")
+      raise LoweringError(f"{eqn.primitive}: the index of {name} {ref.type} along dimension {d} is not provably from 0 "
+                          f"to {last}: it {known}", loc=eqn.loc, hint=f"bound it: i % {last + 1}, or a loop index")
 
 
 def access_width(ref: RefOperand, layout: Layout, threads: int, guard: tuple[int, ...], facts: Facts) -> int:

@@ -95,7 +95,8 @@ def staging_rows_fit(eqn: Eqn, ctx: SelectContext) -> str | None:
   if columns % 64:
     return f"{columns} columns are not whole 64-column chunks"
   table = layout.table(("warp", "lane", "reg"))[..., 0].reshape(wgs, -1)
-  if rows % wgs or any(set(table[w].tolist()) != set(range(w * rows // wgs, (w + 1) * rows // wgs)) for w in range(wgs)):
+  bands = (set(range(w * rows // wgs, (w + 1) * rows // wgs)) for w in range(wgs))
+  if rows % wgs or any(set(table[w].tolist()) != band for w, band in enumerate(bands)):
     return "the warpgroups do not own whole bands of rows"
   if (rows // wgs) % 8:
     return f"{rows // wgs} rows a warpgroup are not a multiple of 8"
@@ -161,8 +162,8 @@ def copy_by_threads(eqn: Eqn, ctx: SelectContext, notes: list[str]) -> list[Eqn]
   """The copy without a producer: the best variant but TMA. cp.async is committed and waited for at once."""
   choice = choose("copy", COPY[1:], eqn, ctx)
   plan = thread_copy(eqn, ctx)
-  notes.append(f"{eqn.loc.short()}  copy: {choice.variant}, {plan.width} elements an access, by the threads that compute; "
-               "not pipelined")
+  notes.append(f"{eqn.loc.short()}  copy: {choice.variant}, {plan.width} elements an access, by the threads that "
+               "compute; not pipelined")
   params = {**eqn.params, "dispatch": choice.variant, "layout": plan.layout, "vec": plan.width, "guard": plan.guard}
   if choice.variant != "cp_async":
     return [eqn.replace(params=params)]
@@ -196,7 +197,8 @@ def _plan_refusal(outside: RefOperand, inside: RefOperand, ctx: SelectContext) -
 # ---- loads and stores of values
 
 STORE = (
-  Variant("tma", (is_not_explicit, is_unmasked, is_not_elected, is_not_ordered, comes_from_wgmma, tma_can_store, staging_rows_fit)),
+  Variant("tma", (is_not_explicit, is_unmasked, is_not_elected, is_not_ordered, comes_from_wgmma, tma_can_store,
+                  staging_rows_fit)),
   Variant("direct"),
 )
 

@@ -1,4 +1,4 @@
-"""Chooses a variant for every op, best first. gemm is chosen before layouts (its variant fixes them), the rest after."""
+"""Chooses a variant for every op, best first. gemm before layouts (its variant fixes them), the rest after."""
 from __future__ import annotations
 
 import dataclasses
@@ -67,7 +67,8 @@ def _block(block: Block, ctx: SelectContext, choices: list[Choice]) -> Block:
 
 
 def demote_copies(block: Block, ctx: SelectContext, notes: list[str]) -> Block:
-  """Copies that were to go to a producer, made by the threads that compute: cp.async (waited for at once), or vectors."""
+  """Copies that were to go to a producer, made by the threads that compute: cp.async (waited for at once) or vectors.
+  """
   eqns: list[Eqn] = []
   for eqn in block.eqns:
     if eqn.primitive.name == "copy":
