@@ -23,6 +23,7 @@ from tiletrace.lowering.schedule.asynchrony import elide_zero_stores
 from tiletrace.lowering.schedule.builder import Builder, RingState
 from tiletrace.lowering.schedule.checker import check_program
 from tiletrace.lowering.schedule.consumer import Consumer, RingResources
+from tiletrace.lowering.schedule.deferral import Deferred, defer_epilogue
 from tiletrace.lowering.schedule.epilogue import Staging, drain_stores, expand_store, make_staging, staged_stores
 from tiletrace.lowering.schedule.grid import lower_ids, place_on_grid
 from tiletrace.lowering.schedule.producer import Producer, slice_refusal
@@ -149,10 +150,24 @@ class _Scheduler:
     rewriter = Consumer(resources, states, graph.options.warpgroups, self.facts)
     work = place_syncs(expand(rewriter.block(body)), own | self.unordered)
     self.notes += rewriter.notes
+    deferred = self._defer(work) if staging is not None and graph.options.persistent else None
+    if deferred is not None:
+      b.eqns += deferred.setup
+      work = deferred.work
     b.eqns += place_on_grid(work, graph.options, Builder(graph.loc)).eqns
+    if deferred is not None:
+      b.eqns += deferred.last
     if staging is not None:
       drain_stores(b)
     return b.block()
+
+  def _defer(self, work: Block) -> Deferred | None:
+    found = defer_epilogue(work, self.layouts, self.facts)
+    if isinstance(found, Deferred):
+      self.notes.append("the epilogue is deferred: a tile is stored while the first two k-blocks of the next are in flight")
+      return found
+    self.notes.append(f"the epilogue is not deferred: {found}")
+    return None
 
   def _place_allocs(self, head: Builder, rings: set[Var]) -> set[Var]:
     """Allocates the shared buffers that are no rings; returns them."""

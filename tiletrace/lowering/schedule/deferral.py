@@ -1,0 +1,191 @@
+"""The deferred epilogue of a persistent gemm: a tile is stored while the tensor cores work on the next one.
+
+At the end of a tile the accumulators are converted into a fragment of their own (half the registers), and the place where
+they go is remembered. The next tile issues its first k-blocks, and with these in flight the stored tile goes through
+staging and TMA. The last tile is stored after the loop. Written for `2 x (64 x 256)` accumulators: 128 registers in
+flight beside 64 that leave.
+"""
+from __future__ import annotations
+
+import dataclasses
+
+from tiletrace.core import dtypes
+from tiletrace.core.graph import Atom, Block, Eqn, Literal, Var, walk
+from tiletrace.core.ops import control, elementwise, memory, mma
+from tiletrace.core.types import RefType, Space, TileType
+from tiletrace.lowering.facts import Facts
+from tiletrace.lowering.layouts.relation import Layout
+from tiletrace.lowering.schedule.builder import Builder, i32, whole
+
+_REGISTERS = 200  # accumulators in flight and the tile that leaves; beside them a consumer needs about 40 of its 240
+_EPILOGUE = frozenset({
+    "elect", "sync", "slice", "store", "fence", "copy_async", "warpgroup_id", "mul", "add", "commit_group", "wait_group"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Deferred:
+  """`setup` stands before the tile loop, `work` is one tile's program, `last` follows the loop."""
+  setup: tuple[Eqn, ...]
+  work: Block
+  last: tuple[Eqn, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Parts:
+  """One tile's program: before the gemm loop, the loop, from the loop to the value that is stored, the stores."""
+  before: tuple[Eqn, ...]
+  loop: Eqn
+  value: tuple[Eqn, ...]
+  epilogue: tuple[Eqn, ...]
+
+
+def defer_epilogue(work: Block, layouts: dict[Var, Layout], facts: Facts) -> Deferred | str:
+  """Defers the epilogue of a tile's program, or says why it stays where it is.
+
+  Args:
+    work: the consumers' level-0 program of one tile.
+    layouts: is extended by the fragments that this allocates.
+  """
+  parts = _split(work, facts)
+  if isinstance(parts, str):
+    return parts
+  used = _free_variables(parts.epilogue)
+  tiles = [v for v in used if isinstance(v.type, TileType) and v.type.shape]
+  scalars = [v for v in used if isinstance(v.type, TileType) and v.type == TileType((), dtypes.i32)]
+  if not tiles or any(v.type.dtype.itemsize != 2 for v in tiles):  # type: ignore[union-attr]
+    return "the stored value is not made of 16-bit elements"
+  accs = {e.refs[-1].root for e in walk(parts.loop.blocks[0]) if e.primitive is mma.gemm_async_p}
+  registers = sum(layouts[a].extent("reg") for a in accs) + sum(layouts[v].extent("reg") // 2 for v in tiles)
+  if registers > _REGISTERS:
+    return f"the accumulators and the tile that leaves would take {registers} registers of each thread"
+  return _Deferral(parts, tiles, scalars, layouts).build()
+
+
+def _split(work: Block, facts: Facts) -> _Parts | str:
+  loops = [i for i, e in enumerate(work.eqns) if e.primitive is control.for_loop_p and any(
+      x.primitive is mma.gemm_async_p for x in walk(e.blocks[0]))]
+  if len(loops) != 1:
+    return f"the tile has {len(loops)} gemm loops, one can be overlapped"
+  at = loops[0]
+  loop = work.eqns[at]
+  lo, hi, step = (facts[a] for a in loop.values[:3])
+  if loop.outvars or step.lo != 1 or step.hi != 1 or lo.lo != lo.hi or hi.lo != hi.hi or hi.lo - lo.lo < 2:
+    return "the gemm loop has no static trip count of two or more"
+  body = loop.blocks[0]
+  gemms = [e for e in body.eqns if e.primitive is mma.gemm_async_p]
+  if len(gemms) != 1 or len(gemms) != sum(x.primitive is mma.gemm_async_p for x in walk(body)):
+    return "the gemm loop does not issue exactly one group an iteration"
+  start = next((i for i in range(at + 1, len(work.eqns)) if work.eqns[i].primitive.name == "elect"), None)
+  if start is None:
+    return "the result is not staged through shared memory"
+  epilogue = work.eqns[start:]
+  if any(e.primitive.name not in _EPILOGUE for e in (*epilogue, *(i for e in epilogue for b in e.blocks for i in walk(b)))):
+    return "something besides the staged store follows the gemm loop"
+  if any(e.primitive is memory.store_p and e.refs[0].type.space is Space.GLOBAL for e in work.eqns):
+    return "the tile also stores directly"
+  return _Parts(work.eqns[:at], loop, work.eqns[at + 1:start], epilogue)
+
+
+def _free_variables(eqns: tuple[Eqn, ...]) -> list[Var]:
+  """Values that equations use and others bind, in order of use."""
+  bound: set[Var] = set()
+  free: dict[Var, None] = {}
+
+  def visit(eqn: Eqn) -> None:
+    for a in eqn.invars:
+      if isinstance(a, Var) and isinstance(a.type, TileType) and a not in bound:
+        free.setdefault(a)
+    for b in eqn.blocks:
+      for inner in b.eqns:
+        visit(inner)
+    bound.update(eqn.outvars)
+
+  for eqn in eqns:
+    visit(eqn)
+  return list(free)
+
+
+class _Deferral:
+  """Builds the three pieces."""
+
+  def __init__(self, parts: _Parts, tiles: list[Var], scalars: list[Var], layouts: dict[Var, Layout]):
+    self.parts, self.tiles, self.scalars, self.layouts = parts, tiles, scalars, layouts
+    self.setup = Builder(parts.epilogue[0].loc)
+    self.kept: dict[Var, Var] = {}
+    for v in tiles:
+      assert isinstance(v.type, TileType)
+      self.kept[v] = self.setup.alloc(Space.FRAGMENT, v.type.shape, v.type.dtype, "leaving")
+      layouts[self.kept[v]] = layouts[v]
+    for v in scalars:
+      self.kept[v] = self.setup.alloc(Space.FRAGMENT, (), dtypes.i32, v.hint or "place")
+    self.pending = self.setup.alloc(Space.FRAGMENT, (), dtypes.i32, "pending")
+    self.setup.store(whole(self.pending), 0)
+
+  def build(self) -> Deferred:
+    loop, body = self.parts.loop, self.parts.loop.blocks[0]
+    lo = loop.values[0]
+    assert isinstance(lo, Literal)
+    first = clone(body, {body.invars[0]: i32(int(lo.value))}, self.layouts)
+    second = clone(body, {body.invars[0]: i32(int(lo.value) + 1)}, self.layouts)
+    issued = 1 + next(i for i, e in enumerate(second) if e.primitive is mma.gemm_async_p)
+    rest = loop.replace(invars=(i32(int(lo.value) + 2), *loop.invars[1:]), blocks=(_past_the_first(body, lo),))
+    save = Builder(self.parts.epilogue[0].loc)
+    for v, ref in self.kept.items():
+      save.store(whole(ref), v)
+    save.store(whole(self.pending), 1)
+    work = (*self.parts.before, *first, *second[:issued], *self._leave(), *second[issued:], rest, *self.parts.value,
+            *save.eqns)
+    return Deferred(tuple(self.setup.eqns), Block((), work, ()), tuple(self._leave()))
+
+  def _leave(self) -> list[Eqn]:
+    """Stores the tile that waits, if there is one."""
+    b = Builder(self.parts.epilogue[0].loc)
+    waiting = b.op(elementwise.gt_p, b.load(whole(self.pending)), 0)
+    inner = b.inner()
+    env: dict[Var, Atom] = {}
+    for v, ref in self.kept.items():
+      env[v] = inner.load(whole(ref))
+      if v in self.layouts:
+        self.layouts[env[v]] = self.layouts[v]
+    inner.eqns += clone(Block((), self.parts.epilogue, ()), env, self.layouts)
+    b.when(waiting, inner.block())
+    return b.eqns
+
+
+def _past_the_first(body: Block, lo: Atom) -> Block:
+  """The body for iterations after the first, where `index > lo` holds."""
+  known = {e.outvars[0]: Literal(True, dtypes.bool_) for e in body.eqns
+           if e.primitive is elementwise.gt_p and e.invars == (body.invars[0], lo)}
+  kept = tuple(e for e in body.eqns if not e.outvars or e.outvars[0] not in known)
+  index = body.invars[0]
+  return Block((index,), tuple(_substituted(e, known) for e in kept), ())
+
+
+def _substituted(eqn: Eqn, env: dict[Var, Literal]) -> Eqn:
+  return eqn.replace(
+      invars=tuple(env.get(a, a) if isinstance(a, Var) else a for a in eqn.invars),
+      blocks=tuple(dataclasses.replace(b, eqns=tuple(_substituted(e, env) for e in b.eqns)) for b in eqn.blocks))
+
+
+def clone(block: Block, env: dict[Var, Atom], layouts: dict[Var, Layout]) -> list[Eqn]:
+  """The block's equations with fresh variables; `env` replaces operands. Layouts go with the variables."""
+  env = dict(env)
+
+  def copy(eqn: Eqn) -> Eqn:
+    invars = tuple(env.get(a, a) if isinstance(a, Var) else a for a in eqn.invars)
+    blocks = []
+    for inner in eqn.blocks:
+      heads = tuple(map(fresh, inner.invars))
+      eqns = tuple(map(copy, inner.eqns))
+      blocks.append(Block(heads, eqns, tuple(env.get(a, a) if isinstance(a, Var) else a for a in inner.outs)))
+    return eqn.replace(invars=invars, blocks=tuple(blocks), outvars=tuple(map(fresh, eqn.outvars)))
+
+  def fresh(v: Var) -> Var:
+    new = Var(v.type, v.hint)
+    env[v] = new
+    if v in layouts:
+      layouts[new] = layouts[v]
+    return new
+
+  assert not any(isinstance(v.type, RefType) for v in block.invars)
+  return [copy(e) for e in block.eqns]
