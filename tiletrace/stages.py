@@ -23,8 +23,9 @@ import jax
 import numpy as np
 
 from tiletrace.core import config
+from tiletrace.core.batch import batch
 from tiletrace.core.digest import digest as graph_digest
-from tiletrace.core.errors import LoweringError
+from tiletrace.core.errors import LoweringError, ResourceError
 from tiletrace.core.graph import TileGraph
 from tiletrace.core.printer import to_text
 from tiletrace.ffi import primitive
@@ -32,7 +33,7 @@ from tiletrace.ffi.image import KernelImage, TensorMapSpec
 from tiletrace.lowering import cache, pipeline
 from tiletrace.lowering.assemble import Cubin, sass
 from tiletrace.lowering.options import CompileOptions
-from tiletrace.lowering.target import Target
+from tiletrace.lowering.target import SM_90A, Target
 from tiletrace.lowering.variants import Choice
 from tiletrace.lowering.xla.run import run as run_xla
 from tiletrace.report import Report, make_report
@@ -48,6 +49,7 @@ class TileProgram:
     self.name, self.source = graph.name, graph.loc.short()
     self.fingerprint = cache.digest(graph_digest(graph), repr(options), repr(backend))
     self._images: dict[str, KernelImage] = {}
+    self._batches: dict[tuple[int, tuple[bool, ...]], TileProgram] = {}
 
   def __repr__(self) -> str:
     return f"<{self.name} {self.fingerprint[:8]} at {self.source}>"
@@ -73,6 +75,24 @@ class TileProgram:
   def interpret(self, *arrays: jax.Array) -> list[jax.Array]:
     return run_xla(self.graph, *arrays)
 
+  def batch(self, size: int, batched: tuple[bool, ...]) -> TileProgram:
+    """The program of `size` examples at once: one more grid axis; every result and the `batched` operands are wider.
+
+    Raises:
+      ResourceError: more programs than a launch takes.
+      LoweringError: the kernel distributes its work over the launch by itself.
+    """
+    key = (size, batched)
+    if key not in self._batches:
+      programs = size * math.prod(self.graph.options.grid)
+      if programs > SM_90A.grid_x:
+        raise ResourceError(f"{self.name}: {size} examples of a grid of {self.graph.options.grid} are {programs} "
+                            f"programs, the hardware takes {SM_90A.grid_x}", loc=self.graph.loc,
+                            hint="split the batch: jax.lax.map")
+      wider = (*batched, *(True,) * len(self.graph.outputs))
+      self._batches[key] = TileProgram(batch(self.graph, size, wider), self.options, self.backend)
+    return self._batches[key]
+
   def image(self, target: str) -> KernelImage:
     """The compiled kernel: from memory, from the disk cache, or compiled now."""
     if target not in self._images:
@@ -82,8 +102,8 @@ class TileProgram:
 
 def _cache_key(graph: TileGraph, target: Target, options: CompileOptions) -> str:
   """L1: everything that determines the image."""
-  return cache.digest(graph_digest(graph), target.name, repr(options), cache.assembler_version(), cache.package_digest(),
-                      str(config.read().lineinfo))
+  return cache.digest(graph_digest(graph), target.name, repr(options), cache.assembler_version(),
+                      cache.package_digest(), str(config.read().lineinfo))
 
 
 def compile_image(graph: TileGraph, target: str | None, options: CompileOptions) -> tuple[KernelImage, dict[str, Any]]:

@@ -10,13 +10,13 @@ Conventions that every primitive keeps:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from tiletrace.core.source import Loc
-from tiletrace.core.types import RefType, TileType, Type, View
+from tiletrace.core.types import Dyn, RefType, TileType, Type, View, ViewDim
 
 
 class Primitive:
@@ -192,3 +192,26 @@ def substitute(block: Block, env: dict[Var, Atom]) -> Block:
     return e.replace(invars=tuple(map(atom, e.invars)), blocks=tuple(substitute(b, env) for b in e.blocks))
 
   return dataclasses.replace(block, eqns=tuple(map(eqn, block.eqns)), outs=tuple(map(atom, block.outs)))
+
+
+def with_refs(eqn: Eqn, refs: Sequence[RefOperand], *, values: Sequence[Atom] | None = None, **params: Any) -> Eqn:
+  """The equation with other reference (and value) operands."""
+  invars: list[Atom] = []
+  for r in refs:
+    invars += [r.root, *r.dyn]
+  invars += eqn.values if values is None else values
+  return eqn.replace(invars=tuple(invars), params={**eqn.params, "views": tuple(r.view for r in refs), **params})
+
+
+def prefixed(view: View, slot: Atom | int) -> tuple[View, tuple[Atom, ...]]:
+  """A view of one slot: a leading dimension, fixed at `slot`, before the view's own; and its first dynamic operand."""
+  dynamic = () if isinstance(slot, int) else (slot,)
+  shift = len(dynamic)
+
+  def moved(x: int | Dyn) -> int | Dyn:
+    return Dyn(x.index + shift) if isinstance(x, Dyn) else x
+
+  dims = tuple(dataclasses.replace(d, start=moved(d.start), size=moved(d.size),
+                                   edges=tuple((moved(a), moved(b)) for a, b in d.edges)) for d in view.dims)
+  lead = ViewDim(Dyn(0) if dynamic else int(slot), 1, squeezed=True)  # type: ignore[arg-type]
+  return View((lead, *dims), tuple(p + 1 for p in view.perm)), dynamic

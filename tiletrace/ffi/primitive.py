@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import export
 from jax.core import ShapedArray
@@ -57,6 +58,10 @@ class Program(Protocol):
 
   def interpret(self, *arrays: jax.Array) -> list[jax.Array]:
     """The program as plain jax ops."""
+    ...
+
+  def batch(self, size: int, batched: tuple[bool, ...]) -> Program:
+    """The program of `size` examples: every result, and the operands that are `batched`, get a leading dimension."""
     ...
 
   def image(self, target: str) -> KernelImage:
@@ -168,10 +173,16 @@ def _jvp(primals: Any, tangents: Any, *, program: Program) -> NoReturn:
       "jax.custom_vjp")
 
 
-def _batch(operands: Any, dims: Any, *, program: Program) -> NoReturn:
-  raise NotImplementedError(
-      f"tile kernel '{program.name}' ({program.source}) has no batching rule yet: use jax.lax.map, or give the kernel "
-      "a batch axis in its grid")
+def _batch(operands: Sequence[jax.Array], dims: Sequence[int | None], *, program: Program
+           ) -> tuple[list[jax.Array], tuple[int, ...]]:
+  """Operands without a batch dimension stay as they are, but one written in place is needed for each example."""
+  size = next(x.shape[d] for x, d in zip(operands, dims) if d is not None)
+  written = {i for i, _ in program.aliases}
+  batched = tuple(d is not None or i in written for i, d in enumerate(dims))
+  operands = [x if not b else jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
+              for x, d, b in zip(operands, dims, batched)]
+  results = bind(program.batch(size, batched), *operands)
+  return results, (0,) * len(results)
 
 
 ad.primitive_jvps[tile_call_p] = _jvp

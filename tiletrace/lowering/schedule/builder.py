@@ -12,39 +12,16 @@ from tiletrace.core.graph import Atom, Block, Eqn, Literal, Primitive, RefOperan
 from tiletrace.core.ops import barrier, control, elementwise, memory, roles
 from tiletrace.core.rules import type_rules
 from tiletrace.core.source import Loc
-from tiletrace.core.types import Dyn, RefType, Space, View, ViewDim, whole_view
+from tiletrace.core.types import RefType, Space, whole_view
 
 
 def i32(n: int) -> Literal:
   return Literal(n, dtypes.i32)
 
 
-def with_refs(eqn: Eqn, refs: Sequence[RefOperand], *, values: Sequence[Atom] | None = None, **params: Any) -> Eqn:
-  """The equation with other reference (and value) operands."""
-  invars: list[Atom] = []
-  for r in refs:
-    invars += [r.root, *r.dyn]
-  invars += eqn.values if values is None else values
-  return eqn.replace(invars=tuple(invars), params={**eqn.params, "views": tuple(r.view for r in refs), **params})
-
-
 def whole(root: Var) -> RefOperand:
   assert isinstance(root.type, RefType)
   return RefOperand(root, whole_view(root.type.shape), ())
-
-
-def prefixed(view: View, slot: Atom | int) -> tuple[View, tuple[Atom, ...]]:
-  """The view of one slot: a leading dimension, fixed at `slot`, before the view's own; and its first dynamic operand."""
-  dynamic = () if isinstance(slot, int) else (slot,)
-  shift = len(dynamic)
-
-  def moved(x: int | Dyn) -> int | Dyn:
-    return Dyn(x.index + shift) if isinstance(x, Dyn) else x
-
-  dims = tuple(dataclasses.replace(d, start=moved(d.start), size=moved(d.size),
-                                   edges=tuple((moved(a), moved(b)) for a, b in d.edges)) for d in view.dims)
-  lead = ViewDim(Dyn(0) if dynamic else int(slot), 1, squeezed=True)  # type: ignore[arg-type]
-  return View((lead, *dims), tuple(p + 1 for p in view.perm)), dynamic
 
 
 class Builder:

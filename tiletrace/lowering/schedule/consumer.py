@@ -3,11 +3,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from tiletrace.core.graph import Atom, Block, Eqn, RefOperand, Var, walk
+from tiletrace.core.graph import Atom, Block, Eqn, RefOperand, Var, prefixed, walk, with_refs
 from tiletrace.core.ops import elementwise, mma
 from tiletrace.lowering.facts import Facts
 from tiletrace.lowering.schedule.asynchrony import Pending, accesses, conflicts, pending_of, stays_in_flight
-from tiletrace.lowering.schedule.builder import Builder, RingState, prefixed, with_refs
+from tiletrace.lowering.schedule.builder import Builder, RingState
 from tiletrace.lowering.schedule.rings import Ring, Segment
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 import dataclasses
 
 from tiletrace.core.effects import Access, RefEffect
-from tiletrace.core.graph import Atom, Block, Eqn, RefOperand, TileGraph, Var, walk
+from tiletrace.core.graph import Atom, Block, Eqn, RefOperand, TileGraph, Var, prefixed, walk
 from tiletrace.core.rules import effects
 from tiletrace.core.types import RefType, Space
-from tiletrace.lowering.schedule.builder import Builder, RingState, prefixed
+from tiletrace.lowering.schedule.builder import Builder, RingState
 from tiletrace.lowering.schedule.consumer import RingResources
 from tiletrace.lowering.schedule.rings import Ring
 
