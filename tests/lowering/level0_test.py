@@ -51,40 +51,59 @@ def level0_kernel(a, b, c, *, bm, bn, bk, num_stages, group, chunks):
   with tt.warpgroup(range(1, 3), regs=240):
     acc = tt.alloc_fragment((bm, bn), jnp.float32)
     ring = tt.PipelineState(num_stages)
+    leaving = tt.alloc_fragment((bm, bn), c.dtype)
+    row, column, pending = (tt.alloc_fragment((), jnp.int32) for _ in range(3))
+    pending[...] = 0
+
+    def issue(accumulate):
+      slot = ring.slot
+      full[slot].wait(ring.phase)
+      tt.gemm_async(a_s.at[slot], b_s.at[slot], acc, accumulate=accumulate)
 
     def release_previous():
       slot = ring.slot
       empty[tt.where(slot == 0, num_stages - 1, slot - 1)].arrive()
 
+    def store_tile():
+      with tt.when(pending[...] > 0):
+        y, top, left = leaving[...], row[...], column[...]
+        for first in range(0, bn, 64 * chunks):
+          with tt.elect(each="warpgroup"):
+            tt.wait_group(0, kind="bulk", read=True)
+          tt.sync(each="warpgroup")
+          for n in range(chunks):
+            staging[n] = y[:, first + 64 * n:first + 64 * (n + 1)]
+          tt.fence()
+          tt.sync(each="warpgroup")
+          mine = tt.warpgroup_id() * 64
+          with tt.elect(each="warpgroup"):
+            for n in range(chunks):
+              rows, columns = tt.ds(top + mine, 64), tt.ds(left + (first + 64 * n), 64)
+              tt.copy_async(staging.at[n, tt.ds(mine, 64), :], c.at[rows, columns])
+            tt.commit_group(kind="bulk")
+
     for tile in tt.range(tt.cta_id(), tiles[0] * tiles[1], tt.num_ctas()):
       i, j = tt.raster(tile, tiles=tiles, group=group)
-      for k in tt.range(trips):
-        later = k > 0
-        slot = ring.slot
-        full[slot].wait(ring.phase)
-        tt.gemm_async(a_s.at[slot], b_s.at[slot], acc, accumulate=later)
+      here = i * bm, j * bn
+      issue(accumulate=False)
+      tt.wgmma_wait(1)
+      ring.advance()
+      issue(accumulate=True)
+      store_tile()                                           # with two k-blocks in flight
+      tt.wgmma_wait(1)
+      release_previous()
+      ring.advance()
+      for _ in tt.range(2, trips):
+        issue(accumulate=True)
         tt.wgmma_wait(1)
-        with tt.when(later):
-          release_previous()
+        release_previous()
         ring.advance()
       tt.wgmma_wait(0)
       release_previous()
-      y = tt.maximum(acc[...], 0).astype(c.dtype)
-      row, column = i * bm, j * bn
-      for first in range(0, bn, 64 * chunks):
-        with tt.elect(each="warpgroup"):
-          tt.wait_group(0, kind="bulk", read=True)
-        tt.sync(each="warpgroup")
-        for n in range(chunks):
-          staging[n] = y[:, first + 64 * n:first + 64 * (n + 1)]
-        tt.fence()
-        tt.sync(each="warpgroup")
-        mine = tt.warpgroup_id() * 64
-        with tt.elect(each="warpgroup"):
-          for n in range(chunks):
-            rows, columns = tt.ds(row + mine, 64), tt.ds(column + (first + 64 * n), 64)
-            tt.copy_async(staging.at[n, tt.ds(mine, 64), :], c.at[rows, columns])
-          tt.commit_group(kind="bulk")
+      leaving[...] = tt.maximum(acc[...], 0).astype(c.dtype)
+      row[...], column[...] = here
+      pending[...] = 1
+    store_tile()
     with tt.elect(each="warpgroup"):
       tt.wait_group(0, kind="bulk", read=True)
 
