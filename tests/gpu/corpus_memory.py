@@ -363,12 +363,12 @@ def parts_of_fragments(rng, dtype):
   def kernel(x, y):
     f = tt.alloc_fragment((32, 64), x.dtype)
     f[...] = 1
-    for i in range(4):                                          # rows 8i .. 8i + 7 are other registers of each thread
-      f[i * 8:i * 8 + 8, :] = f[i * 8:i * 8 + 8, :] + i * x[...]
+    for i in range(2):                                          # rows 16i .. 16i + 15 are other registers of each thread
+      f[i * 16:i * 16 + 16, :] = f[i * 16:i * 16 + 16, :] + i * x[...]
     y[...] = f[...]
 
   call = tt.tile_call(kernel, out(((32, 64), x.dtype)), grid=1)
-  return Case(call, (x,), (np.broadcast_to(1 + np.arange(32)[:, None] // 8, (32, 64)).astype(x.dtype),), "exact")
+  return Case(call, (x,), (np.broadcast_to(1 + np.arange(32)[:, None] // 16, (32, 64)).astype(x.dtype),), "exact")
 
 
 def read_after_write_kernel(x, y):

@@ -148,7 +148,7 @@ class _Scheduler:
     b.eqns += fragments
     states = {r: RingState.make(b, r.ring.slots) for r in resources}
     rewriter = Consumer(resources, states, graph.options.warpgroups, self.facts)
-    work = place_syncs(expand(rewriter.block(body)), own | self.unordered)
+    work = self._ordered(expand(rewriter.block(body)), graph, own)
     self.notes += rewriter.notes
     deferred = self._defer(work) if staging is not None and graph.options.persistent else None
     if deferred is not None:
@@ -174,6 +174,11 @@ class _Scheduler:
     allocs = [a for a in self.allocs if a.outvars[0] not in rings]
     head.eqns += allocs
     return {a.outvars[0] for a in allocs}
+
+  def _ordered(self, work: Block, graph: TileGraph, own: set[Var]) -> Block:
+    """The copies that are left are made by the threads of this role; syncs and fences order what threads touch."""
+    ctx = context(graph, self.layouts, self.target, self.options)
+    return place_syncs(demote_copies(work, ctx, self.notes), own | self.unordered)
 
   def _epilogue(self, head: Builder, body: Block, consumers: int) -> tuple[Expand, Staging | None]:
     """How to expand the body's staged stores; the staging buffer takes the largest power of two of chunks that fits."""
@@ -213,13 +218,11 @@ class _Scheduler:
 
   def _single(self, graph: TileGraph) -> tuple[TileGraph, int]:
     """No producer: copies run in the threads that compute, one slot each."""
-    ctx = context(graph, self.layouts, self.target, self.options)
-    body = demote_copies(graph.body, ctx, self.notes)
     head = Builder(graph.loc)
     own = self._place_allocs(head, set())
-    expand, staging = self._epilogue(head, body, graph.options.warpgroups)
+    expand, staging = self._epilogue(head, graph.body, graph.options.warpgroups)
     rewriter = Consumer([], {}, graph.options.warpgroups, self.facts)
-    work = place_syncs(expand(rewriter.block(body)), own | self.unordered)
+    work = self._ordered(expand(rewriter.block(graph.body)), graph, own)
     head.eqns += place_on_grid(work, graph.options, Builder(graph.loc)).eqns
     if staging is not None:
       drain_stores(head)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from tiletrace.core.errors import LoweringError
 from tiletrace.core.graph import Eqn, RefOperand, Var
 from tiletrace.core.ops import memory as ops
 from tiletrace.core.types import Space
@@ -151,7 +152,7 @@ COPY = (
 def _copy(eqn: Eqn, ctx: SelectContext) -> tuple[Eqn, Choice]:
   forced = eqn.params["dispatch"] or ctx.options.forced("copy")
   choice = choose("copy", COPY, eqn, ctx, forced=forced)
-  params: dict = {"dispatch": choice.variant}
+  params: dict = {"dispatch": choice.variant, "forced": forced is not None}
   if choice.variant != "tma":
     plan = thread_copy(eqn, ctx)
     params |= {"layout": plan.layout, "vec": plan.width, "guard": plan.guard}
@@ -159,16 +160,28 @@ def _copy(eqn: Eqn, ctx: SelectContext) -> tuple[Eqn, Choice]:
 
 
 def copy_by_threads(eqn: Eqn, ctx: SelectContext, notes: list[str]) -> list[Eqn]:
-  """The copy without a producer: the best variant but TMA. cp.async is committed and waited for at once."""
-  choice = choose("copy", COPY[1:], eqn, ctx)
-  plan = thread_copy(eqn, ctx)
-  notes.append(f"{eqn.loc.short()}  copy: {choice.variant}, {plan.width} elements an access, by the threads that "
-               "compute; not pipelined")
-  params = {**eqn.params, "dispatch": choice.variant, "layout": plan.layout, "vec": plan.width, "guard": plan.guard}
-  if choice.variant != "cp_async":
-    return [eqn.replace(params=params)]
+  """A copy that no producer makes, in the threads that compute: as chosen, or the best variant but TMA. cp.async is
+  committed and waited for at once.
+
+  Raises:
+    LoweringError: the author forced TMA.
+  """
+  params = eqn.params
+  if params["dispatch"] == "tma":
+    if params["forced"]:
+      raise LoweringError("the forced TMA copy has no producer that could issue it", loc=eqn.loc,
+                          hint="; ".join(notes) or "drop dispatch=")
+    plan = thread_copy(eqn, ctx)
+    variant = choose("copy", COPY[1:], eqn, ctx).variant
+    params = {**params, "dispatch": variant, "layout": plan.layout, "vec": plan.width, "guard": plan.guard}
+  if eqn.refs[0].type.space is Space.GLOBAL:
+    notes.append(f"{eqn.loc.short()}  copy: {params['dispatch']}, {params['vec']} elements an access, by the threads "
+                 "that compute; not pipelined")
+  eqn = eqn.replace(params=params)
+  if params["dispatch"] != "cp_async":
+    return [eqn]
   group = {"kind": "cp_async"}
-  return [eqn.replace(primitive=ops.copy_async_p, params=params),
+  return [eqn.replace(primitive=ops.copy_async_p),
           Eqn(ops.commit_group_p, (), (), group, eqn.loc),
           Eqn(ops.wait_group_p, (), (), {**group, "n": 0, "read": False}, eqn.loc)]
 
@@ -210,7 +223,7 @@ def _load(eqn: Eqn, ctx: SelectContext) -> tuple[Eqn, Choice | None]:
     return eqn, None
   guard = guard_dims(ref, ctx.facts)
   width = 1
-  if eqn.outvars[0].type.shape and not (eqn.values and isinstance(eqn.values[0], Var) and eqn.values[0].type.shape):
+  if eqn.outvars[0].shape and not (eqn.values and isinstance(eqn.values[0], Var) and eqn.values[0].shape):
     width = access_width(ref, ctx.layouts[eqn.outvars[0]], ctx.threads(eqn), guard, ctx.facts)
   return eqn.replace(params={**eqn.params, "guard": guard, "vec": width}), None
 
@@ -221,7 +234,7 @@ def _store(eqn: Eqn, ctx: SelectContext) -> tuple[Eqn, Choice | None]:
   space = ref.type.space
   if space is Space.FRAGMENT:
     return eqn, None
-  scalar = not isinstance(value, Var) or not value.type.shape
+  scalar = not isinstance(value, Var) or not value.shape
   layout = None if scalar else ctx.layouts[value]  # type: ignore[index]
   if scalar and ref.view.perm:
     layout = coalesced(ref, ctx.warpgroups(eqn))
@@ -231,7 +244,7 @@ def _store(eqn: Eqn, ctx: SelectContext) -> tuple[Eqn, Choice | None]:
     return eqn.replace(params={**eqn.params, **params}), None
   choice = choose("store", STORE, eqn, ctx, forced=ctx.options.forced("store"))
   guard = guard_dims(ref, ctx.facts)
-  masked = len(eqn.values) > 1 and isinstance(eqn.values[1], Var) and eqn.values[1].type.shape
+  masked = len(eqn.values) > 1 and isinstance(eqn.values[1], Var) and eqn.values[1].shape
   width = 1 if masked or layout is None else access_width(ref, layout, ctx.threads(eqn), guard, ctx.facts)
   params |= {"dispatch": choice.variant, "guard": guard, "vec": width}
   return eqn.replace(params={**eqn.params, **params}), choice
