@@ -9,14 +9,15 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 
 from tiletrace.core.dtypes import canonical
+from tiletrace.core.effects import Access, RefEffect
 from tiletrace.core.errors import ResourceError, TileTypeError
 from tiletrace.core.graph import CallOptions, TileGraph, Var, walk
 from tiletrace.core.rules import effects
-from tiletrace.core.effects import Access, RefEffect
 from tiletrace.core.source import function_loc, user_loc
 from tiletrace.core.trace import Trace, trace_kernel
 from tiletrace.core.types import RefType, Space
@@ -64,27 +65,39 @@ class TileCall:
 
   def __call__(self, *args: Any) -> Any:
     leaves, structure = jax.tree.flatten(args)
-    arrays = [jnp.asarray(x) for x in leaves]
-    avals = tuple((x.shape, np.dtype(x.dtype)) for x in arrays)
-    program = self._program(avals, structure)
-    results = self._differentiable(program)(*arrays) if self.vjp is not None else primitive.bind(program, *arrays)
-    return jax.tree.unflatten(jax.tree.structure(self.out_shape), results)
+    arrays = primitive.vary_alike([jnp.asarray(x) for x in leaves])
+    program = self._program(tuple((x.shape, np.dtype(x.dtype)) for x in arrays), structure)
 
-  def _differentiable(self, program: TileProgram) -> Callable[..., list[jax.Array]]:
+    def run(*args: Any) -> Any:
+      return jax.tree.unflatten(jax.tree.structure(self.out_shape), primitive.bind(program, *jax.tree.leaves(args)))
+
+    call = run if self.vjp is None else self._differentiable(run, program)
+    return call(*jax.tree.unflatten(structure, arrays))
+
+  def _differentiable(self, run: Callable[..., Any], program: TileProgram) -> Callable[..., Any]:
     structure = jax.tree.structure(self.out_shape)
 
-    def backward(saved: Any, cotangents: list[jax.Array]) -> tuple:
+    def interpret(*args: Any) -> Any:
+      return jax.tree.unflatten(structure, program.interpret(*jax.tree.leaves(args)))
+
+    def backward(saved: Any, cotangents: Any) -> tuple:
       inputs, outputs = saved
       if self.vjp == "xla":
-        return jax.vjp(lambda *xs: program.interpret(*xs), *inputs)[1](list(cotangents))
-      rebuilt = [jax.tree.unflatten(structure, list(x)) for x in (outputs, cotangents)]
-      return tuple(self.vjp(tuple(inputs), *rebuilt))
+        return jax.vjp(interpret, *inputs)[1](cotangents)
+      found = self.vjp(inputs, outputs, cotangents)
+      if not isinstance(found, tuple) or len(found) != len(inputs):
+        what = f"{len(found)} cotangents" if isinstance(found, tuple) else type(found).__name__
+        raise TileTypeError(f"vjp of {self.__name__} returned {what} for {len(inputs)} inputs",
+                            loc=function_loc(self.vjp) or program.graph.loc,
+                            hint="a tuple with one cotangent for each input; None stands for zero")
+      return found
 
-    call = jax.custom_vjp(lambda *xs: primitive.bind(program, *xs))
+    run.__name__ = run.__qualname__ = self.__name__
+    call = jax.custom_vjp(run)
 
-    def forward(*xs: jax.Array) -> tuple:
-      out = primitive.bind(program, *xs)
-      return out, (xs, tuple(out))
+    def forward(*args: Any) -> tuple:
+      outputs = call(*args)        # not `run`: a second derivative finds the rule again
+      return outputs, (args, outputs)
 
     call.defvjp(forward, backward)
     return call
@@ -140,8 +153,9 @@ class TileCall:
 
   def _check_alias(self, i: int, o: int, given: Any, wanted: RefType) -> None:
     if given != wanted:
-      raise TileTypeError(f"{self.__name__}: input_output_aliases {{{i}: {o}}}: input {i} is {given}, output {o} is {wanted}",
-                          loc=user_loc(), hint="an aliased output is the input's memory: give it the same shape and dtype")
+      raise TileTypeError(f"{self.__name__}: input_output_aliases {{{i}: {o}}}: input {i} is {given}, output {o} is "
+                          f"{wanted}", loc=user_loc(),
+                          hint="an aliased output is the input's memory: give it the same shape and dtype")
 
   def _parameter_names(self, inputs: int, outputs: int) -> list[str]:
     """The kernel's positional parameters; one for each argument and output."""
@@ -154,7 +168,8 @@ class TileCall:
     if not required <= inputs + outputs <= len(names):
       raise TileTypeError(
           f"the kernel {self.__name__} takes {len(names)} references ({', '.join(names)}), but {inputs} "
-          f"input{'s' * (inputs != 1)} + {outputs} output{'s' * (outputs != 1)} are passed", loc=function_loc(self.kernel),
+          f"input{'s' * (inputs != 1)} + {outputs} output{'s' * (outputs != 1)} are passed",
+          loc=function_loc(self.kernel),
           hint="inputs come first, then outputs; static arguments are keyword-only and bound by functools.partial")
     return names
 
@@ -185,8 +200,8 @@ def _check_shared(graph: TileGraph) -> None:
   if sum(sizes) > SM_90A.smem_bytes:
     lines = "\n".join(f"    {n:>8}  {e.outvars[0].hint or 'buffer'} {e.outvars[0].type} at {e.loc.short()}"
                       for n, e in zip(sizes, allocs))
-    raise ResourceError(f"{graph.name} needs {sum(sizes)} bytes of shared memory, a CTA has {SM_90A.smem_bytes}:\n{lines}",
-                        loc=allocs[sizes.index(max(sizes))].loc, hint="take smaller blocks")
+    raise ResourceError(f"{graph.name} needs {sum(sizes)} bytes of shared memory, a CTA has {SM_90A.smem_bytes}:\n"
+                        + lines, loc=allocs[sizes.index(max(sizes))].loc, hint="take smaller blocks")
 
 
 def _innermost(kernel: Any) -> Any:
@@ -214,8 +229,8 @@ def _static_key(kernel: Any, name: str) -> Hashable:
       if isinstance(v, jax.Array):
         kind = "tracer" if isinstance(v, jax.core.Tracer) else "array"
         raise TileTypeError(f"tile_call({name}): static argument '{k}' is a JAX {kind} {jax.typeof(v).str_short()}",
-                            loc=user_loc(), hint=f"compute it with Python numbers (math.sqrt, not jnp.sqrt), or pass it as an "
-                                                 f"array and read {k}[...] in the kernel")
+                            loc=user_loc(), hint="compute it with Python numbers (math.sqrt, not jnp.sqrt), or pass it as "
+                                                 f"an array and read {k}[...] in the kernel")
       try:
         hash(v)
       except TypeError:
@@ -247,15 +262,15 @@ def _grid(grid: Any, name: str) -> tuple[int, ...]:
     if n < 0:
       raise TileTypeError(f"tile_call({name}): grid[{axis}] is {n}", loc=user_loc(), hint="tt.cdiv(n, block) programs")
   if math.prod(extents) > SM_90A.grid_x:
-    raise ResourceError(f"tile_call({name}): grid {tuple(extents)} has {math.prod(extents)} programs, the hardware takes "
-                        f"{SM_90A.grid_x}", loc=user_loc(), hint="take larger blocks, or loop in the kernel")
+    raise ResourceError(f"tile_call({name}): grid {tuple(extents)} has {math.prod(extents)} programs, the hardware "
+                        f"takes {SM_90A.grid_x}", loc=user_loc(), hint="take larger blocks, or loop in the kernel")
   return tuple(int(n) for n in extents)
 
 
 def _count(value: Any, what: str, name: str, most: int | None = None) -> int:
   if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
-    raise TileTypeError(f"tile_call({name}): {what} must be a Python int from 1{f' to {most}' if most else ''}, got {value!r}",
-                        loc=user_loc())
+    bounds = f"from 1 to {most}" if most else "from 1"
+    raise TileTypeError(f"tile_call({name}): {what} must be a Python int {bounds}, got {value!r}", loc=user_loc())
   return value
 
 
@@ -287,8 +302,9 @@ def tile_call(kernel: Callable[..., None], out_shape: Any, *, grid: int | tuple[
     raster: rows of programs that are taken together, for locality in L2, over the last two axes of the grid.
     persistent: launch one CTA for each SM and loop over the programs.
     input_output_aliases: {input: output} that are the same memory; the kernel gets one reference for both.
-    vjp: vjp(inputs, outputs, cotangents) -> cotangents of the inputs, any JAX code; or "xla": differentiate the jax
-      program of the kernel.
+    vjp: vjp(inputs, outputs, cotangents) -> the inputs' cotangents, any JAX code. `inputs` is the tuple of arguments,
+      the other two are trees like out_shape; the result is a tuple like `inputs`, where None stands for zero. Or "xla":
+      differentiate the jax program of the kernel.
     options: CompileOptions.
     backend: "xla" runs the kernel as jax ops on every platform; None compiles on GPUs.
     name: shown in jaxprs, HLO and profiles; default: the kernel function's.
@@ -324,8 +340,8 @@ def tile_call(kernel: Callable[..., None], out_shape: Any, *, grid: int | tuple[
   if raster is not None:
     _count(raster, "raster", label)
     if len(extents) < 2:
-      raise TileTypeError(f"tile_call({label}): raster={raster} groups rows of a grid of two axes, this one is {extents}",
-                          loc=user_loc(), hint="drop raster=")
+      raise TileTypeError(f"tile_call({label}): raster={raster} groups rows of a grid of two axes, this one is "
+                          f"{extents}", loc=user_loc(), hint="drop raster=")
   if not isinstance(persistent, bool):
     raise TileTypeError(f"tile_call({label}): persistent={persistent!r} must be True or False", loc=user_loc())
   aliases = _aliases(input_output_aliases, jax.tree.leaves(out_shape), label)

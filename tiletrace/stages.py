@@ -29,7 +29,7 @@ from tiletrace.core.errors import LoweringError, ResourceError
 from tiletrace.core.graph import TileGraph
 from tiletrace.core.printer import to_text
 from tiletrace.ffi import primitive
-from tiletrace.ffi.image import KernelImage, TensorMapSpec
+from tiletrace.ffi.image import KernelImage, Param, TensorMapSpec
 from tiletrace.lowering import cache, pipeline
 from tiletrace.lowering.assemble import Cubin, sass
 from tiletrace.lowering.options import CompileOptions
@@ -59,6 +59,9 @@ class TileProgram:
 
   def __hash__(self) -> int:
     return hash(self.fingerprint)
+
+  def __reduce__(self) -> tuple[Any, ...]:
+    return TileProgram, (self.graph, self.options, self.backend)
 
   @property
   def in_avals(self) -> tuple[primitive.Aval, ...]:
@@ -135,11 +138,12 @@ def build_image(lowering: pipeline.Lowering, cubin: Cubin) -> KernelImage:
   operands = [graph.invars.index(v) for v in roots]
   maps = tuple(TensorMapSpec(operands[m.argument], m.dtype, m.dims, m.strides, m.box, m.swizzle, _L2_PROMOTION)
                for m in emitted.tensor_maps)
-  params = (*(("operand", i) for i in operands), *(("tensormap", i) for i in range(len(maps))))
+  pointers: list[Param] = [("operand", i) for i in operands]
+  encoded: list[Param] = [("tensormap", i) for i in range(len(maps))]
   fingerprint = cache.digest(lowering.ptx)
   return KernelImage(graph.name, cubin.image, (math.prod(graph.options.grid), 1, 1), program.threads, None,
-                     program.smem_bytes, params, maps, graph.options.persistent, graph.loc.short(), fingerprint,
-                     lowering.target.name)
+                     program.smem_bytes, (*pointers, *encoded), maps, graph.options.persistent, graph.loc.short(),
+                     fingerprint, lowering.target.name)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tiletrace.core.source import Loc
-from tiletrace.core.types import Dyn, RefType, TileType, Type, View, ViewDim
+from tiletrace.core.types import BarrierType, Dyn, RefType, TileType, Type, View, ViewDim
 
 
 class Primitive:
@@ -30,8 +30,17 @@ class Primitive:
   def __repr__(self) -> str:
     return self.name
 
+  def __reduce__(self) -> tuple[Any, ...]:
+    return primitive, (self.name,)
+
 
 ALL_PRIMITIVES: list[Primitive] = []
+
+
+def primitive(name: str) -> Primitive:
+  """The one primitive of that name."""
+  found, = (p for p in ALL_PRIMITIVES if p.name == name)
+  return found
 
 
 class Var:
@@ -40,6 +49,16 @@ class Var:
 
   def __init__(self, type: Type, hint: str | None = None):
     self.type, self.hint = type, hint  # hint: the user's name, used by reports only
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    assert not isinstance(self.type, BarrierType), self
+    return self.type.shape
+
+  @property
+  def dtype(self) -> np.dtype:
+    assert not isinstance(self.type, BarrierType), self
+    return self.type.dtype
 
   def __repr__(self) -> str:
     return f"Var({self.hint or ''}:{self.type})"
@@ -51,6 +70,14 @@ class Literal:
 
   def __init__(self, value: bool | int | float, dtype: np.dtype):
     self.value, self.type = value, TileType((), dtype)
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    return ()
+
+  @property
+  def dtype(self) -> np.dtype:
+    return self.type.dtype
 
   def _key(self) -> tuple:
     return (type(self.value).__name__, repr(self.value), self.type)

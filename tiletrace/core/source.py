@@ -8,11 +8,13 @@ import os
 import sys
 import sysconfig
 from types import CodeType, FrameType
+from typing import Any
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _KERNELS = os.path.join(_PACKAGE, "kernels") + os.sep  # ready-made kernels are written like a user's
 _STDLIB = tuple({os.path.dirname(os.__file__) + os.sep, sysconfig.get_paths()["stdlib"] + os.sep})
 _FOREIGN = tuple(f"{os.sep}site-packages{os.sep}{p}{os.sep}" for p in ("jax", "jaxlib", "numpy", "ml_dtypes"))
+_NO_CODE = compile("", "", "exec")
 
 
 @functools.cache
@@ -61,6 +63,9 @@ class Loc:
   def line(self) -> int:
     return self.span.line
 
+  def __reduce__(self) -> tuple[Any, ...]:
+    return _unpickled, (self.filename, self.code.co_qualname, self.span)
+
   def short(self) -> str:
     """`file.py:12`, without a directory: stable across machines."""
     return f"{os.path.basename(self.filename)}:{self.line}"
@@ -79,6 +84,11 @@ class Loc:
       return "    (source not available)"
     end = span.end_column if span.end_line == span.line else len(text)
     return f"    {text}\n    {' ' * span.column}{'^' * max(1, end - span.column)}"
+
+
+def _unpickled(filename: str, qualname: str, span: Span) -> Loc:
+  """The place of an instruction of another process, whose code object stayed there."""
+  return Loc(_NO_CODE.replace(co_filename=filename, co_qualname=qualname), 0, span)
 
 
 def user_frame(depth: int = 1) -> FrameType | None:

@@ -1,8 +1,8 @@
 """The JAX primitive of a compiled tile program: `tile_call`.
 
-One primitive, parameterised by a hashable program. It has a rule per platform and no default: on CPUs (and, for
-programs of the "xla" backend, on GPUs) the program's own jax ops, on CUDA the XLA custom call that carries the kernel
-image. Only public modules of JAX are used.
+One primitive, parameterised by a hashable program. It has a rule per platform: on CPUs (and, for programs of the
+"xla" backend, on GPUs) the program's own jax ops, on CUDA the XLA custom call that carries the kernel image, elsewhere
+an error that names the kernel. Only public modules of JAX are used.
 """
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def bind(program: Program, *operands: jax.Array) -> list[jax.Array]:
     TileTypeError: an operand is sharded over an explicit mesh axis.
   """
   with jax.named_scope(program.name):
-    return tile_call_p.bind(*_same_varying_axes(operands), program=program)
+    return tile_call_p.bind(*vary_alike(operands), program=program)
 
 
 def export_checks() -> list[export.DisabledSafetyCheck]:
@@ -99,7 +99,7 @@ def _varying_axes(aval: Any) -> frozenset[str]:
   return frozenset(aval.manual_axis_type.varying)
 
 
-def _same_varying_axes(operands: Sequence[jax.Array]) -> list[jax.Array]:
+def vary_alike(operands: Sequence[jax.Array]) -> list[jax.Array]:
   """Casts to the union of the operands' varying manual axes, as jax's own n-ary operations do."""
   union = frozenset().union(*(_varying_axes(jax.typeof(x)) for x in operands))
   missing = [tuple(sorted(union - _varying_axes(jax.typeof(x)))) for x in operands]
@@ -161,10 +161,16 @@ def _lower_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, program: Program)
   return rule(ctx, *operands, **program.image(DEFAULT_TARGET).attributes())
 
 
+def _lower_elsewhere(ctx: mlir.LoweringRuleContext, *operands: Any, program: Program) -> NoReturn:
+  raise NotImplementedError(f"tile kernel '{program.name}' ({program.source}) runs on CPUs and on CUDA GPUs, not on "
+                            f"{', '.join(ctx.module_context.platforms)}")
+
+
 # Equal calls in one module become one function: by `_interpreter`'s jit here, and out of line there, so that a module
 # holds one copy of the cubin.
 mlir.register_lowering(tile_call_p, _lower_interpreted, platform="cpu")
 mlir.register_lowering(tile_call_p, cast(Any, _lower_cuda), platform="cuda", inline=False)
+mlir.register_lowering(tile_call_p, _lower_elsewhere)
 
 
 def _jvp(primals: Any, tangents: Any, *, program: Program) -> NoReturn:
