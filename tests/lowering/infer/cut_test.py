@@ -41,20 +41,21 @@ def _price(labels, values, links, edge, node):
 def test_the_border_between_two_anchors_is_a_minimum_cut(seed):
   values, links, edge, node = _problem(seed)
   start = {v: int(i >= 4) for i, v in enumerate(values)}
-  spreads = [{v: layout for v in values} for layout in LAYOUTS]
+  spreads = [dict.fromkeys(values, layout) for layout in LAYOUTS]
 
   found = improve(start, spreads, links, lambda link, have, want: edge[id(link)],
                   lambda v, layout: node[v.hint, LAYOUTS.index(layout)], {values[0], values[-1]})
 
-  choices = ({**dict(zip(values[1:-1], bits)), values[0]: 0, values[-1]: 1} for bits in itertools.product((0, 1), repeat=6))
-  best = min(_price(labels, values, links, edge, node) for labels in choices)
+  ends = {values[0]: 0, values[-1]: 1}
+  best = min(_price({**dict(zip(values[1:-1], bits)), **ends}, values, links, edge, node)
+             for bits in itertools.product((0, 1), repeat=6))
   assert found[values[0]] == 0 and found[values[-1]] == 1
   assert _price(found, values, links, edge, node) == best
 
 
 def test_a_value_that_only_one_anchor_reaches_keeps_its_layout():
-  values, links, edge, node = _problem(3)
-  spreads = [{v: LAYOUTS[0] for v in values}, {v: LAYOUTS[1] for v in values[4:]}]
+  values, links, *_ = _problem(3)
+  spreads = [dict.fromkeys(values, LAYOUTS[0]), dict.fromkeys(values[4:], LAYOUTS[1])]
 
   found = improve({v: int(i >= 6) for i, v in enumerate(values)}, spreads, links, lambda *_: 1, lambda *_: 0,
                   {values[0], values[-1]})

@@ -6,6 +6,7 @@ alpha-beta swap of Boykov, Veksler and Zabih, "Fast Approximate Energy Minimizat
 """
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 
@@ -75,10 +76,15 @@ def _swap(labels: dict[Var, int], a: int, b: int, spreads: Sequence[dict[Var, La
 
 def _crossing(link: Relates, operand: dict[Var, Layout], out: dict[Var, Layout],
               edge_cost: Callable[[Relates, Layout, Layout], int]) -> int:
-  """The cost of the link where its operand comes from one anchor and its result from the other."""
+  """The cost of the link where its operand comes from one anchor and its result from the other: a conversion before
+  the equation, or after it where the result does not tell the operand's layout."""
   have, result = operand.get(link.operand), out.get(link.out)
-  wanted = link.backward(result) if result is not None else None
-  if have is None or wanted is None:
+  if have is None or result is None:
+    return _INFINITE
+  wanted = link.backward(result)
+  if wanted is None:
+    link, have, wanted = dataclasses.replace(link, operand=link.out), link.forward(have), result
+  if have is None:
     return _INFINITE
   return 0 if have == wanted else edge_cost(link, have, wanted)
 
@@ -97,7 +103,7 @@ class _Flow:
   def _path(self) -> dict[Hashable, Hashable]:
     """Predecessors of every node that the source still reaches."""
     came: dict[Hashable, Hashable] = {_SOURCE: _SOURCE}
-    queue = deque([_SOURCE])
+    queue: deque[Hashable] = deque([_SOURCE])
     while queue:
       u = queue.popleft()
       for v, left in self.capacity.get(u, {}).items():
@@ -109,7 +115,7 @@ class _Flow:
   def maximum(self) -> int:
     total = 0
     while _SINK in (came := self._path()):
-      path = [_SINK]
+      path: list[Hashable] = [_SINK]
       while path[-1] is not _SOURCE:
         path.append(came[path[-1]])
       pairs = list(zip(path[1:], path[:-1], strict=True))

@@ -1,9 +1,9 @@
 """The deferred epilogue of a persistent gemm: a tile is stored while the tensor cores work on the next one.
 
-At the end of a tile the accumulators are converted into a fragment of their own (half the registers), and the place where
-they go is remembered. The next tile issues its first k-blocks, and with these in flight the stored tile goes through
-staging and TMA. The last tile is stored after the loop. Written for `2 x (64 x 256)` accumulators: 128 registers in
-flight beside 64 that leave.
+At the end of a tile the accumulators are converted into a fragment of their own (half the registers), and the place
+where they go is remembered. The next tile issues its first k-blocks, and with these in flight the tile before goes
+through staging and TMA. The last tile is stored after the loop. Two 64 x 256 accumulators have 128 registers in flight
+beside 64 that leave.
 """
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tiletrace.lowering.facts import Facts
 from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.schedule.builder import Builder, i32, whole
 
-_REGISTERS = 200  # accumulators in flight and the tile that leaves; beside them a consumer needs about 40 of its 240
-_EPILOGUE = frozenset({
-    "elect", "sync", "slice", "store", "fence", "copy_async", "warpgroup_id", "mul", "add", "commit_group", "wait_group"})
+_REGISTERS = 200  # accumulators in flight and the tile that leaves; a consumer needs about 40 more of its 240
+_EPILOGUE = frozenset({"elect", "sync", "slice", "store", "fence", "copy_async", "warpgroup_id", "mul", "add",
+                       "commit_group", "wait_group"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -79,7 +79,7 @@ def _split(work: Block, facts: Facts) -> _Parts | str:
   if start is None:
     return "the result is not staged through shared memory"
   epilogue = work.eqns[start:]
-  if any(e.primitive.name not in _EPILOGUE for e in (*epilogue, *(i for e in epilogue for b in e.blocks for i in walk(b)))):
+  if any(e.primitive.name not in _EPILOGUE for e in walk(Block((), epilogue, ()))):
     return "something besides the staged store follows the gemm loop"
   if any(e.primitive is memory.store_p and e.refs[0].type.space is Space.GLOBAL for e in work.eqns):
     return "the tile also stores directly"
@@ -144,9 +144,9 @@ class _Deferral:
     inner = b.inner()
     env: dict[Var, Atom] = {}
     for v, ref in self.kept.items():
-      env[v] = inner.load(whole(ref))
+      env[v] = loaded = inner.load(whole(ref))
       if v in self.layouts:
-        self.layouts[env[v]] = self.layouts[v]
+        self.layouts[loaded] = self.layouts[v]
     inner.eqns += clone(Block((), self.parts.epilogue, ()), env, self.layouts)
     b.when(waiting, inner.block())
     return b.eqns
