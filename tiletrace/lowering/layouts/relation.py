@@ -180,7 +180,7 @@ class Layout:
     """Per tensor dimension, (XOR part, sum part) of the axis coordinate over that dimension's indices, int64.
 
     The coordinate of element x is origin + XOR_d xor_d[x_d] + sum_d sum_d[x_d], for the copy whose free bits are zero.
-    Past the hull the topmost iteration goes on, so a larger padded fragment can be addressed (and masked).
+    Past the hull the topmost iteration or bit goes on, so a larger padded fragment can be addressed (and masked).
     """
     return self._inverse(axis, self.shape)
 
@@ -192,7 +192,7 @@ class Layout:
       total = np.zeros(extent, np.int64)
       above, gaps = self._chain(d)
       if not above:
-        total += rest // self.shape[d] * self.extent(axis)
+        total += rest // self.shape[d] * self._beyond(axis, d)
         rest = rest % self.shape[d]
       for o in reversed(above):
         total += rest // o.step * (o.stride if o.axis == axis else 0)
@@ -210,6 +210,14 @@ class Layout:
         xor[half:2 * half] = xor[:half] ^ self._point(combination).get(axis, 0)
       out.append((xor[rest], total))
     return out
+
+  def _beyond(self, axis: str, d: int) -> int:
+    """Coordinates from the hull's first element to the first one past it along `d`, as if the core had one bit more."""
+    if not self._masks[d]:
+      return self.extent(axis)
+    combination = f2.solve(self._echelon[0], 1 << FIELD * d + self._masks[d].bit_length() - 1)
+    assert combination is not None
+    return 1 << self._point(combination).get(axis, 0).bit_length()
 
   @cached_property
   def _masks(self) -> tuple[int, ...]:
