@@ -11,6 +11,7 @@ from tiletrace.lowering.layouts.catalog import wgmma_accumulator
 from tiletrace.lowering.layouts.relation import Layout
 
 Split = Literal["m", "n"]
+_SPLITS: dict[str, tuple[Split, ...]] = {"full_row": ("m",), "full_col": ("n",), "square": ("m", "n")}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,8 +56,7 @@ def partitions(eqn: Eqn, warpgroups: int) -> Iterator[WgmmaPlan | str]:
   """Every split over the warpgroups, as a plan or the reason why it is not legal, in the order of the policy."""
   m, n, k = shape_of(eqn)
   acc_bits = eqn.refs[-1].type.dtype.itemsize * 8
-  splits: tuple[Split, ...] = {"full_row": ("m",), "full_col": ("n",)}.get(eqn.params["policy"] or "square", ("m", "n"))
-  for split in splits:
+  for split in _SPLITS[eqn.params["policy"] or "square"]:
     rows, columns = (m // warpgroups, n) if split == "m" else (m, n // warpgroups)
     even = rows * (warpgroups if split == "m" else 1) == m and columns * (warpgroups if split == "n" else 1) == n
     what = f"{'rows' if split == 'm' else 'columns'} split over {warpgroups} warpgroup{'s' if warpgroups > 1 else ''}"

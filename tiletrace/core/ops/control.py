@@ -152,7 +152,7 @@ def _atoms(values: Sequence[Tile | Literal], what: str) -> tuple[Atom, ...]:
 # for
 
 class _RangeLoop(Loop):
-  def __init__(self, what: str, bounds: tuple[Any, Any, int], kind: str, num_stages: int = 1, unroll: int = 1):
+  def __init__(self, what: str, bounds: tuple[Any, Any, Any], kind: str, num_stages: int = 1, unroll: int = 1):
     lo, hi, step = bounds
     super().__init__(what, tuple(integer(x, f"{what}: {n}") for x, n in ((lo, "start"), (hi, "stop"), (step, "step"))))
     self.params = dict(kind=kind, num_stages=num_stages, unroll=unroll)

@@ -31,11 +31,9 @@ def _bit_steps(values: np.ndarray) -> list[int]:
 
 def both(b: Builder, p: Reg | None, q: Operand | None) -> Reg | None:
   """p and q; None and true literals say nothing."""
-  if q is None or (not isinstance(q, Reg) and q):
-    return p
-  if not isinstance(q, Reg):
-    q = b.new(isa.MOV_PRED, 0)
-  return q if p is None else b.new(isa.AND, p, q, type="pred")
+  if isinstance(q, Reg):
+    return q if p is None else b.new(isa.AND, p, q, type="pred")
+  return p if q is None or q else b.new(isa.MOV_PRED, 0)
 
 
 class ViewBounds:

@@ -105,8 +105,9 @@ def _cond(ctx: EmitContext, eqn: Eqn) -> None:
   end = b.label("endif")
   other = b.label("else") if len(eqn.blocks) > 1 else end
   b(isa.BRA, other, pred=value, negate=True)
-  ctx.block(eqn.blocks[0])
-  assign(ctx, results, eqn.blocks[0].outs)
+  first, *_ = eqn.blocks
+  ctx.block(first)
+  assign(ctx, results, first.outs)
   if len(eqn.blocks) > 1:
     b(isa.BRA, end)
     b.place(other)

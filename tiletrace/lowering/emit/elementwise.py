@@ -38,7 +38,7 @@ def operands(ctx: EmitContext, eqn: Eqn) -> tuple[int, list[list[Operand]]]:
 
 
 def result(ctx: EmitContext, eqn: Eqn, xs: Sequence[Operand]) -> None:
-  dtype = eqn.outvars[0].type.dtype
+  dtype = eqn.outvars[0].dtype
   register_class(dtype, eqn.loc)
   ctx.bind(eqn.outvars[0], pack(ctx.b, dtype, xs))
 
@@ -47,7 +47,7 @@ def _same_type(row_of: Callable[[Builder, str, tuple[Operand, ...]], Operand]) -
   """A rule that applies `row_of(builder, compute type, operands)` to each element."""
   def rule(ctx: EmitContext, eqn: Eqn) -> None:
     count, xs = operands(ctx, eqn)
-    kind = compute_type(eqn.values[-1].type.dtype)
+    kind = compute_type(eqn.values[-1].dtype)
     made: dict[tuple, Operand] = {}  # equal operands (a broadcast row) are computed once
     out = []
     for element in zip(*xs, strict=True) if count else ():
@@ -88,8 +88,9 @@ def _extremum(row) -> Callable:
   def emit(b: Builder, kind: str, xs: tuple[Operand, ...]) -> Operand:
     if kind == "pred":
       return b.new(isa.AND if row is isa.MIN else isa.OR, *_predicates(b, xs), type="pred")
-    mods = {"nan": "NaN"} if kind == "f32" else {}
-    return b.new(row, *_numbers(kind, xs), type=kind, **mods)
+    if kind == "f32":
+      return b.new(row, *_numbers(kind, xs), type=kind, nan="NaN")
+    return b.new(row, *_numbers(kind, xs), type=kind)
   return emit
 
 
@@ -147,7 +148,7 @@ def _compare(cmp: str) -> Callable:
 def _int_division(ctx: EmitContext, eqn: Eqn, *, quotient: bool) -> None:
   """Floor division or its remainder. Non-negative operands with a literal power of two become a shift or a mask."""
   count, (xs, ys) = operands(ctx, eqn)
-  b, kind = ctx.b, compute_type(eqn.outvars[0].type.dtype)
+  b, kind = ctx.b, compute_type(eqn.outvars[0].dtype)
   if kind not in ("s32", "u32"):
     raise LoweringError(f"{eqn.primitive} of floats has no PTX form yet", loc=eqn.loc,
                         hint="write tt.floor(x / y), and x - y * tt.floor(x / y) for the remainder")
@@ -177,8 +178,8 @@ def _floor_division(b: Builder, x: Operand, y: Operand, quotient: bool) -> Reg:
 
 
 def _select(ctx: EmitContext, eqn: Eqn) -> None:
-  count, (ps, xs, ys) = operands(ctx, eqn)
-  b, kind = ctx.b, compute_type(eqn.outvars[0].type.dtype)
+  _, (ps, xs, ys) = operands(ctx, eqn)
+  b, kind = ctx.b, compute_type(eqn.outvars[0].dtype)
   out: list[Operand] = []
   for p, x, y in zip(ps, xs, ys, strict=True):
     if not isinstance(p, Reg):
@@ -193,10 +194,10 @@ def _select(ctx: EmitContext, eqn: Eqn) -> None:
 
 def _pow(ctx: EmitContext, eqn: Eqn) -> None:
   """x ** n for a literal whole n up to 16, by repeated squaring; x ** 0.5."""
-  count, (xs, ys) = operands(ctx, eqn)
-  b, kind, n = ctx.b, compute_type(eqn.outvars[0].type.dtype), ys[0]
+  _, (xs, ys) = operands(ctx, eqn)
+  b, kind, n = ctx.b, compute_type(eqn.outvars[0].dtype), ys[0]
   whole = isinstance(n, int | float) and float(n).is_integer() and abs(n) <= 16 and (n >= 0 or kind == "f32")
-  if not whole and n != 0.5:
+  if not isinstance(n, int | float) or (not whole and n != 0.5):
     raise LoweringError("pow has a PTX form only for a literal whole exponent up to 16, and for 0.5", loc=eqn.loc,
                         hint="write tt.exp2(y * tt.log2(x)) where x is positive")
   def power(x: Operand) -> Operand:
@@ -215,7 +216,7 @@ def _pow(ctx: EmitContext, eqn: Eqn) -> None:
 
 
 def _cast(ctx: EmitContext, eqn: Eqn) -> None:
-  to, source = eqn.params["dtype"], eqn.values[0].type.dtype
+  to, source = eqn.params["dtype"], eqn.values[0].dtype
   register_class(to, eqn.loc)
   if to == source:
     ctx.bind(eqn.outvars[0], ctx.read(eqn.values[0]))
@@ -241,7 +242,7 @@ def _convert(b: Builder, x: Operand, was: str, kind: str) -> Operand:
   return x  # s32 <-> u32: the same bits
 
 
-def _float_only(function: Callable[[Builder, Operand], Operand]) -> Callable:
+def _float_only(function: Callable[[Builder, Reg], Operand]) -> Callable:
   def emit(b: Builder, kind: str, xs: tuple[Operand, ...]) -> Operand:
     assert kind == "f32", kind
     return function(b, _register(b, xs[0], kind))
@@ -258,7 +259,7 @@ def _isnan(b: Builder, kind: str, xs: tuple[Operand, ...]) -> Operand:
   return b.new(isa.SETP, x, x, cmp="nan", type="f32")
 
 
-_EACH = {
+EACH = {
     ew.add_p: _arithmetic(isa.ADD), ew.sub_p: _arithmetic(isa.SUB), ew.mul_p: _mul, ew.div_p: _div,
     ew.min_p: _extremum(isa.MIN), ew.max_p: _extremum(isa.MAX), ew.neg_p: _neg, ew.abs_p: _abs, ew.sign_p: _sign,
     ew.and_p: _bitwise(isa.AND), ew.or_p: _bitwise(isa.OR), ew.xor_p: _bitwise(isa.XOR), ew.not_p: _not,
@@ -274,7 +275,7 @@ _EACH = {
     ew.floor_p: _float_only(lambda b, x: b.new(isa.CVT, x, rnd="rmi", to="f32", source="f32")),
     ew.ceil_p: _float_only(lambda b, x: b.new(isa.CVT, x, rnd="rpi", to="f32", source="f32")),
 }
-for _primitive, _row_of in _EACH.items():
+for _primitive, _row_of in EACH.items():
   emit_rules.register(_primitive)(_same_type(_row_of))
 emit_rules.register(ew.floordiv_p)(lambda ctx, eqn: _int_division(ctx, eqn, quotient=True))
 emit_rules.register(ew.mod_p)(lambda ctx, eqn: _int_division(ctx, eqn, quotient=False))

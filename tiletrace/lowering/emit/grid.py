@@ -10,7 +10,7 @@ from tiletrace.lowering.ptx import isa
 
 
 def _scalar(ctx: EmitContext, eqn: Eqn, value) -> None:
-  ctx.bind(eqn.outvars[0], Elements(eqn.outvars[0].type.dtype, 1, (value,)))
+  ctx.bind(eqn.outvars[0], Elements(eqn.outvars[0].dtype, 1, (value,)))
 
 
 @emit_rules.register(ops.program_id_p)

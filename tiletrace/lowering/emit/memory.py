@@ -74,12 +74,12 @@ def _store_fragment(ctx: EmitContext, eqn: Eqn) -> None:
     move(ctx.b, whole, x)
     return
   src = coordinates(ctx.layouts[ref.root], ctx.scope.threads)
-  if isinstance(value, Var) and value.type.shape:
+  if isinstance(value, Var) and value.shape:
     wanted = view_coordinates(ref, coordinates(ctx.layouts[value], ctx.scope.threads))
     put(ctx.b, whole, addressing.register_map(src, wanted, ref.type.shape), x)
     return
   lo = np.asarray([d.start for d in ref.view.dims])
-  inside = ((src >= lo) & (src < lo + np.asarray([d.size for d in ref.view.dims]))).all(-1)
+  inside = np.all((src >= lo) & (src < lo + np.asarray([d.size for d in ref.view.dims])), axis=-1)
   kept = np.flatnonzero(inside[0])
   if (inside != inside[0]).any() or any(d.stride != 1 for d in ref.view.dims):
     raise LoweringError("this view does not cut whole registers of every thread", loc=eqn.loc,

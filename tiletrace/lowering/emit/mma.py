@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Any
 
 import numpy as np
 
@@ -67,7 +68,8 @@ def _instruction(ctx: EmitContext, plan: WgmmaPlan, left: _SharedOperand | None,
                  right: _SharedOperand, acc: Elements, m: int, k: int, scale: Operand, kind: str) -> None:
   b, n_regs = ctx.b, plan.acc_registers
   d = list(acc.regs[m * n_regs:(m + 1) * n_regs])
-  mods = {"shape": f"m64n{plan.n}k16", "d": "f32" if acc.dtype == dtypes.f32 else "f16", "a": kind, "b": kind}
+  mods: dict[str, Any] = {"shape": f"m64n{plan.n}k16", "d": "f32" if acc.dtype == dtypes.f32 else "f16",
+                          "a": kind, "b": kind}
   b_desc = right.at(ctx, right.descriptor.k_offset(k))
   if left is not None:
     a_desc = left.at(ctx, left.descriptor.tile_offset(64 * m, 16 * k))

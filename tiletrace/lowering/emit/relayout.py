@@ -14,4 +14,4 @@ def _relayout(ctx: EmitContext, eqn: Eqn) -> None:
   (source,), (out,) = eqn.values, eqn.outvars
   assert isinstance(source, Var) and eqn.params["how"] in ("same", "registers"), eqn.params
   have, want = (coordinates(ctx.layouts[v], ctx.scope.threads) for v in (source, out))
-  ctx.bind(out, take(ctx.b, ctx.read(source), register_map(have, want, source.type.shape)))
+  ctx.bind(out, take(ctx.b, ctx.read(source), register_map(have, want, source.shape)))

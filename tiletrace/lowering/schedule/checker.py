@@ -27,7 +27,7 @@ def check_program(graph: TileGraph) -> None:
 def _check_barriers(graph: TileGraph) -> None:
   arrivals: dict[Var, dict[str, list[tuple[int, Eqn]]]] = {}
   expected: dict[Var, list[tuple[int, Eqn]]] = {}
-  moved: dict[Var, list[tuple[int, Eqn, Block]]] = {}
+  moved: dict[Var, list[tuple[int | None, Eqn, Block]]] = {}
 
   def visit(block: Block) -> None:
     for eqn in block.eqns:
