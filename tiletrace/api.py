@@ -115,6 +115,10 @@ class TileCall:
   def _graph(self, avals: tuple[primitive.Aval, ...], structure: Any) -> TileGraph:
     outs, out_structure = jax.tree.flatten(self.out_shape)
     several = isinstance(self.out_shape, tuple | list)
+    for shape in (*(shape for shape, _ in avals), *(o.shape for o in outs)):
+      if not all(isinstance(n, int | np.integer) for n in shape):
+        raise TileTypeError(f"{self.__name__}: the shape ({', '.join(map(str, shape))}) is symbolic", loc=user_loc(),
+                            hint="a kernel is compiled for the sizes of its arrays: export with concrete shapes")
     inputs = jax.tree.unflatten(structure, range(len(avals)))
     names = self._parameter_names(len(inputs), len(self.out_shape) if several else 1)
     out_types = [RefType(tuple(o.shape), canonical(o.dtype), Space.GLOBAL) for o in outs]

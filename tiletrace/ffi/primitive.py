@@ -173,7 +173,7 @@ mlir.register_lowering(tile_call_p, cast(Any, _lower_cuda), platform="cuda", inl
 mlir.register_lowering(tile_call_p, _lower_elsewhere)
 
 
-def _jvp(primals: Any, tangents: Any, *, program: Program) -> NoReturn:
+def _no_derivative(*operands: Any, program: Program) -> NoReturn:
   raise NotImplementedError(
       f"tile kernel '{program.name}' ({program.source}) has no derivative: give tile_call a vjp=, or wrap the call in "
       "jax.custom_vjp")
@@ -191,7 +191,8 @@ def _batch(operands: Sequence[jax.Array], dims: Sequence[int | None], *, program
   return results, (0,) * len(results)
 
 
-ad.primitive_jvps[tile_call_p] = _jvp
+ad.primitive_jvps[tile_call_p] = _no_derivative
+ad.primitive_transposes[tile_call_p] = _no_derivative
 batching.primitive_batchers[tile_call_p] = _batch
 
 library.register_at_import()
