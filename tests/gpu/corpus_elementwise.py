@@ -238,6 +238,15 @@ def transposes_of_values(rng, dtype):
   return Case(call, (x,), (x.T,), "exact")
 
 
+@case(warpgroups=(2, 3, 7))
+def many_warpgroups(rng, warpgroups):
+  x, row, col = normal(rng, 33, 70), normal(rng, 33), normal(rng, 70)
+  call = tt.tile_call(broadcast_kernel, out(((33, 70), np.float32), ((33, 70), np.float32)), grid=(3, 3),
+                      warpgroups=warpgroups)
+  want = (f64(x) - f64(row)[:, None]) * f64(col) + f64(col)
+  return Case(call, (x, row, col), (want, np.broadcast_to(f64(row)[:, None], (33, 70))), "elementwise")
+
+
 def pieces_kernel(x, y, z):
   v = x[...]
   y[...] = v[4:12, :] * 2

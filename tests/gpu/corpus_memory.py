@@ -234,6 +234,15 @@ def through_shared_memory(rng, dtype):
   return Case(call, (x,), (x, x.T), "exact")
 
 
+@case(warpgroups=(2, 3, 5))
+def through_shared_memory_by_many(rng, warpgroups):
+  """Fragments of three and five warpgroups are padded; each element is read by another thread."""
+  x = normal(rng, 70, 64)
+  call = tt.tile_call(round_trip_kernel, out(((70, 64), np.float32), ((64, 70), np.float32)), grid=3,
+                      warpgroups=warpgroups)
+  return Case(call, (x,), (x, x.T), "exact")
+
+
 def rotate_kernel(x, y):
   """Every iteration writes a shared buffer that other threads read: two syncs an iteration."""
   s = tt.alloc_shared((16, 8), x.dtype)
@@ -363,7 +372,7 @@ def parts_of_fragments(rng, dtype):
   def kernel(x, y):
     f = tt.alloc_fragment((32, 64), x.dtype)
     f[...] = 1
-    for i in range(2):                                          # rows 16i .. 16i + 15 are other registers of each thread
+    for i in range(2):                                          # 16 rows are whole registers of each thread
       f[i * 16:i * 16 + 16, :] = f[i * 16:i * 16 + 16, :] + i * x[...]
     y[...] = f[...]
 
