@@ -31,8 +31,7 @@ def level0_kernel(a, b, c, *, bm, bn, bk, num_stages, group, chunks):
   trips = tt.cdiv(a.shape[1], bk)
   a_s = tt.alloc_shared((num_stages, bm, bk), a.dtype)
   b_s = tt.alloc_shared((num_stages, bk, bn), b.dtype)
-  full = tt.alloc_barrier(num_stages, arrivals=1)
-  empty = tt.alloc_barrier(num_stages, arrivals=2)
+  full, empty = tt.alloc_barrier(num_stages, arrivals=1), tt.alloc_barrier(num_stages, arrivals=2)
   staging = tt.alloc_shared((chunks, bm, 64), c.dtype, layout=tt.swizzle(128))
 
   with tt.warpgroup(0, regs=24), tt.elect():
