@@ -6,7 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.gpu import corpus_control, corpus_elementwise, corpus_gemm, corpus_memory  # noqa: F401  (they register)
+from tests.gpu import (  # noqa: F401  (they register)
+  corpus_control,
+  corpus_elementwise,
+  corpus_gemm,
+  corpus_memory,
+  corpus_reduce,
+)
 from tests.gpu.corpus import CASES, Case, build
 from tests.tolerances import assert_close
 

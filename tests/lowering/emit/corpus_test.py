@@ -3,7 +3,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.gpu import corpus_control, corpus_elementwise, corpus_gemm, corpus_memory  # noqa: F401  (they register)
+from tests.gpu import (  # noqa: F401  (they register)
+  corpus_control,
+  corpus_elementwise,
+  corpus_gemm,
+  corpus_memory,
+  corpus_reduce,
+)
 from tests.gpu.corpus import CASES, build
 from tests.lowering.kernels import assemble
 

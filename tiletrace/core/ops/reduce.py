@@ -22,9 +22,14 @@ reduce_sum_p = Primitive("reduce_sum")
 reduce_max_p = Primitive("reduce_max")
 reduce_min_p = Primitive("reduce_min")
 reduce_prod_p = Primitive("reduce_prod")
+# What each warp has of a reduction: params op (the name of a reduction), axes, parts (warps that share a result). The
+# result is [parts, *kept dimensions]; the scheduler writes it before the exchange through shared memory.
+reduce_partial_p = Primitive("reduce_partial", level=0)
+
+REDUCTIONS = (reduce_sum_p, reduce_max_p, reduce_min_p, reduce_prod_p)
 
 
-@type_rules.register(reduce_sum_p, reduce_max_p, reduce_min_p, reduce_prod_p)
+@type_rules.register(*REDUCTIONS)
 def _reduce_type(eqn: Eqn) -> tuple[TileType, ...]:
   (x,), axes = tile_types(eqn.invars), eqn.params["axes"]
   check(list(axes) == sorted(set(axes)) and all(0 <= a < len(x.shape) for a in axes),
@@ -33,7 +38,14 @@ def _reduce_type(eqn: Eqn) -> tuple[TileType, ...]:
   return (TileType(tuple(n for a, n in enumerate(x.shape) if a not in axes), x.dtype),)
 
 
-@effect_rules.register(reduce_sum_p, reduce_max_p, reduce_min_p, reduce_prod_p)
+@type_rules.register(reduce_partial_p)
+def _partial_type(eqn: Eqn) -> tuple[TileType, ...]:
+  (x,), axes = tile_types(eqn.invars), eqn.params["axes"]
+  check(eqn.params["op"] in [p.name for p in REDUCTIONS], f"{eqn.params['op']} is no reduction")
+  return (TileType((eqn.params["parts"], *(n for a, n in enumerate(x.shape) if a not in axes)), x.dtype),)
+
+
+@effect_rules.register(*REDUCTIONS, reduce_partial_p)
 def _pure(eqn: Eqn) -> tuple[Effect, ...]:
   return ()
 

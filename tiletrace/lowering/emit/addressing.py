@@ -16,17 +16,16 @@ from tiletrace.lowering.ptx.module import Builder
 from tiletrace.lowering.ptx.registers import Reg
 from tiletrace.lowering.tables import inside_view, split_sum
 
-_ATOM = 1024  # bytes: the hardware's swizzles permute within this much (PTX ISA, tensor swizzling modes)
+_ATOMS = (1024, 512, 256)  # bytes: the hardware's swizzles permute within so much (PTX ISA, tensor swizzling modes)
 
 
-def _bit_steps(values: np.ndarray) -> list[int]:
-  """c with values[t] = values[0] + sum of c[i] over the one bits i of t."""
+def _bit_steps(values: np.ndarray) -> list[int] | None:
+  """c with values[t] = values[0] + sum of c[i] over the one bits i of t; None where it is not of that form."""
   n = len(values)
   steps = [int(values[1 << i] - values[0]) for i in range((n - 1).bit_length())]
   t = np.arange(n)
   total = sum((((t >> i) & 1) * c for i, c in enumerate(steps)), np.zeros(n, np.int64))
-  assert (total + values[0] == values).all(), "not linear in the bits of the thread index"
-  return steps
+  return steps if (total + values[0] == values).all() else None
 
 
 def both(b: Builder, p: Reg | None, q: Operand | None) -> Reg | None:
@@ -103,9 +102,10 @@ def _scaled(ctx: EmitContext, x: Operand, scale: int) -> Operand:
 
 def thread_sum(ctx: EmitContext, values: np.ndarray) -> Operand:
   """Code for values[t], t being the thread's index in the scope: a literal, or a b32 register."""
-  width = (len(values) - 1).bit_length()
+  width, steps = (len(values) - 1).bit_length(), _bit_steps(values)
+  assert steps is not None, "not linear in the bits of the thread index"
   total: Operand = int(values[0])
-  for first, bits, scale in _runs(_bit_steps(values)):
+  for first, bits, scale in _runs(steps):
     term = _scaled(ctx, _field(ctx, first, bits, width), scale)
     total = term if total == 0 else ctx.b.new(isa.ADD, term, total, type="s32")
   return total
@@ -132,14 +132,14 @@ def shared_addresses(ctx: EmitContext, table: np.ndarray, base: Reg, offset: int
     base: the buffer's base register. `offset` is a literal on top of it, a multiple of the atom where x is not zero.
   """
   b = ctx.b
-  low, high = table % _ATOM, table // _ATOM * _ATOM
-  flip, step = low[0] ^ low[0, 0], high[0] - high[0, 0]
-  columns = _xor_columns(low[:, 0])
-  if columns is None or (low[:, :1] ^ flip != low).any() or (high[:, :1] + step != high).any():
+  parts = next((p for atom in _ATOMS if (p := _xor_and_sum(table.astype(np.int64), atom)) is not None), None)
+  if parts is None:
     thread, delta = split_sum(table.astype(np.int64))
     x = thread_sum(ctx, thread - thread[0])
     start = b.new(isa.ADD, base, x, type="s32") if isinstance(x, Reg) else base
     return SharedAddresses(tuple((start, offset + int(thread[0]) + d) for d in delta.tolist()))
+  low, high, columns = parts
+  flip, step = low[0] ^ low[0, 0], high[0] - high[0, 0]
   varying = int(np.bitwise_or.reduce(low[:, 0] ^ low[0, 0])) | int(low[0, 0])
   thread = _thread_xor(ctx, columns, low[:, 0], high[:, 0])
   made: dict[int, Reg] = {}
@@ -153,6 +153,14 @@ def shared_addresses(ctx: EmitContext, table: np.ndarray, base: Reg, offset: int
       made[mixed] = base if t == 0 else b.new(isa.ADD, base, t, type="s32")
     out.append((made[mixed], offset + (x & ~varying) + a))
   return SharedAddresses(tuple(out))
+
+
+def _xor_and_sum(table: np.ndarray, atom: int) -> tuple[np.ndarray, np.ndarray, list[int]] | None:
+  """(offsets within the atom, multiples of it, the columns of the former); None where the two do not come apart."""
+  low, high = table % atom, table // atom * atom
+  columns = _xor_columns(low[:, 0])
+  alike = ((low[:, :1] ^ low[0] ^ low[0, 0]) == low).all() and (high[:, :1] + high[0] - high[0, 0] == high).all()
+  return (low, high, columns) if columns is not None and alike and _bit_steps(high[:, 0]) is not None else None
 
 
 def _xor_columns(low: np.ndarray) -> list[int] | None:

@@ -1,13 +1,112 @@
-"""Reductions: refused by layout inference (infer/reduce.py), so none arrives here."""
+"""Reductions within a warp: a tree in each thread, then shfl.sync.bfly. The scheduler does what crosses warps."""
 from __future__ import annotations
 
-from tiletrace.core.graph import Eqn
-from tiletrace.core.ops import reduce as ops
+from collections.abc import Callable
+
+import numpy as np
+
+from tiletrace.core import dtypes
+from tiletrace.core.graph import Eqn, Primitive, Var
+from tiletrace.core.ops import elementwise as ew, reduce as ops
+from tiletrace.lowering.emit.addressing import ViewBounds
 from tiletrace.lowering.emit.context import EmitContext, emit_rules
+from tiletrace.lowering.emit.elementwise import EACH, compute_type, result
+from tiletrace.lowering.emit.values import Operand, materialise, unpack
+from tiletrace.lowering.layouts.fragment import Reduction, reduction
+from tiletrace.lowering.ptx import isa
+from tiletrace.lowering.ptx.module import Builder
+from tiletrace.lowering.ptx.registers import Reg
+from tiletrace.lowering.tables import coordinates
 
-_REDUCTIONS = tuple(p for name, p in sorted(vars(ops).items()) if name.startswith("reduce_") and name.endswith("_p"))
+_COMBINE: dict[str, Primitive] = {"reduce_sum": ew.add_p, "reduce_prod": ew.mul_p, "reduce_max": ew.max_p,
+                                  "reduce_min": ew.min_p}
+_WHOLE_WARP = -1  # member mask
 
 
-@emit_rules.register(*_REDUCTIONS)
-def _unreachable(ctx: EmitContext, eqn: Eqn) -> None:
-  raise AssertionError(f"{eqn.primitive} passed layout inference")
+def identity(op: str, dtype: np.dtype) -> int | float:
+  """What changes no result: the value of padding."""
+  if op in ("reduce_sum", "reduce_prod"):
+    one = int(op == "reduce_prod")
+    return float(one) if dtypes.is_float(dtype) else one
+  if dtypes.is_float(dtype):
+    return -np.inf if op == "reduce_max" else np.inf
+  if dtype == dtypes.bool_:
+    return int(op == "reduce_min")
+  return int(np.iinfo(dtype).min if op == "reduce_max" else np.iinfo(dtype).max)
+
+
+@emit_rules.register(*ops.REDUCTIONS)
+def _reduce(ctx: EmitContext, eqn: Eqn) -> None:
+  plan = reduction(_layout(ctx, eqn), eqn.params["axes"])
+  assert all(len(group) == 1 for group in plan.warps), "the scheduler exchanges what crosses warps"
+  _within_warp(ctx, eqn, eqn.primitive.name, plan)
+
+
+@emit_rules.register(ops.reduce_partial_p)
+def _partial(ctx: EmitContext, eqn: Eqn) -> None:
+  _within_warp(ctx, eqn, eqn.params["op"], reduction(_layout(ctx, eqn), eqn.params["axes"]))
+
+
+def _layout(ctx: EmitContext, eqn: Eqn):
+  x = eqn.values[0]
+  assert isinstance(x, Var)
+  return ctx.layouts[x]
+
+
+def _within_warp(ctx: EmitContext, eqn: Eqn, op: str, plan: Reduction) -> None:
+  b, dtype = ctx.b, eqn.values[0].dtype
+  assert ctx.scope.elected is None, "one thread has no warp to reduce over"
+  each, kind = EACH[_COMBINE[op]], compute_type(dtype)
+
+  def combine(x: Operand, y: Operand) -> Operand:
+    return each(b, kind, (x, y))
+
+  xs = _without_padding(ctx, eqn, op)
+  out = [_tree([xs[r] for r in group if r in xs], combine) for group in plan.registers]
+  result(ctx, eqn, _across_lanes(b, out, plan.lanes, kind, combine))
+
+
+def _without_padding(ctx: EmitContext, eqn: Eqn, op: str) -> dict[int, Operand]:
+  """The operand by register, the identity beyond the reduced dimensions; left out where all threads have that."""
+  b, x, axes = ctx.b, eqn.values[0], list(eqn.params["axes"])
+  bounds = ViewBounds(ctx, coordinates(_layout(ctx, eqn), ctx.scope.threads)[..., axes],
+                      tuple(x.shape[a] for a in axes))
+  kind, nothing = compute_type(x.dtype), identity(op, x.dtype)
+  out: dict[int, Operand] = {}
+  for reg, value in enumerate(unpack(b, materialise(b, ctx.read(x)))):
+    inside = bounds.at(reg) if bounds.inside[:, reg].any() else 0
+    if inside is None:
+      out[reg] = value
+    elif isinstance(inside, Reg):
+      out[reg] = _choose(b, kind, value, nothing, inside)
+  return out
+
+
+def _choose(b: Builder, kind: str, value: Operand, nothing: int | float, inside: Reg) -> Operand:
+  if kind != "pred":
+    return b.new(isa.SELP, value, nothing, inside, type=kind)
+  if nothing == 0:
+    return b.new(isa.AND, value, inside, type="pred")
+  return b.new(isa.OR, value, b.new(isa.NOT, inside, type="pred"), type="pred")
+
+
+def _tree(xs: list[Operand], combine: Callable[[Operand, Operand], Operand]) -> Operand:
+  """Neighbours first: short chains, and an error that grows with the logarithm of the length."""
+  assert xs, "every result has an element"
+  while len(xs) > 1:
+    xs = [combine(*xs[i:i + 2]) if i + 1 < len(xs) else xs[i] for i in range(0, len(xs), 2)]
+  return xs[0]
+
+
+def _across_lanes(b: Builder, xs: list[Operand], masks: tuple[int, ...], kind: str,
+                  combine: Callable[[Operand, Operand], Operand]) -> list[Operand]:
+  """Every lane ends with the whole result. Booleans travel as words, and as predicates between the steps."""
+  for mask in masks:
+    moved = []
+    for x in xs:
+      y = b.reg("f32" if kind == "f32" else "b32")
+      word = b.new(isa.SELP, 1, 0, x, type="b32") if kind == "pred" else x
+      b(isa.SHFL, y, word, mask, 31, _WHOLE_WARP, mode="bfly")
+      moved.append(b.new(isa.SETP, y, 0, cmp="ne", type="b32") if kind == "pred" else y)
+    xs = [combine(x, y) for x, y in zip(xs, moved, strict=True)]
+  return xs

@@ -15,7 +15,7 @@ from tiletrace.lowering.tables import coordinates, split_sum
 
 
 def _table(ctx: EmitContext, var: Var) -> np.ndarray:
-  if var.type.shape == ():
+  if var.shape == ():
     return np.zeros((ctx.scope.threads, 1, 0), np.int64)
   return coordinates(ctx.layouts[var], ctx.scope.threads)
 
@@ -24,18 +24,18 @@ def _rename(ctx: EmitContext, eqn: Eqn, wanted: np.ndarray) -> None:
   """The result's registers are the operand's that hold the elements `wanted` [threads, registers, operand rank]."""
   source = eqn.values[0]
   x = ctx.read(source)
-  if x.count == 1 and source.type.shape == ():
+  if x.count == 1 and source.shape == ():
     ctx.bind(eqn.outvars[0], spread(ctx.b, x, wanted.shape[1]))
     return
   assert isinstance(source, Var)
-  index = addressing.register_map(_table(ctx, source), wanted, source.type.shape)
+  index = addressing.register_map(_table(ctx, source), wanted, source.shape)
   ctx.bind(eqn.outvars[0], take(ctx.b, x, index))
 
 
 @emit_rules.register(ops.broadcast_in_dim_p)
 def _broadcast(ctx: EmitContext, eqn: Eqn) -> None:
   out = _table(ctx, eqn.outvars[0])
-  dims, shape = eqn.params["broadcast_dimensions"], eqn.values[0].type.shape
+  dims, shape = eqn.params["broadcast_dimensions"], eqn.values[0].shape
   wanted = out[..., list(dims)] if dims else out[..., :0]
   _rename(ctx, eqn, np.where(np.asarray(shape) == 1, 0, wanted) if dims else wanted)
 
@@ -57,11 +57,13 @@ def _transpose(ctx: EmitContext, eqn: Eqn) -> None:
 @emit_rules.register(ops.reshape_p)
 def _reshape(ctx: EmitContext, eqn: Eqn) -> None:
   out = _table(ctx, eqn.outvars[0])
-  shape, source = eqn.outvars[0].type.shape, eqn.values[0].type.shape
+  shape, source = eqn.outvars[0].shape, eqn.values[0].shape
   flat = np.zeros(out.shape[:-1], np.int64)
   for d, n in enumerate(shape):
     flat = flat * n + np.minimum(out[..., d], n - 1)
   wanted = np.stack(np.unravel_index(flat, source), -1) if source else out[..., :0]
+  padding = np.any(out >= np.asarray(shape, out.dtype), axis=-1, keepdims=True)
+  wanted = np.where(padding, np.asarray(source, out.dtype), wanted)  # past the end: any register will do
   _rename(ctx, eqn, wanted)
 
 
@@ -71,7 +73,7 @@ def _iota(ctx: EmitContext, eqn: Eqn) -> None:
   x = addressing.thread_sum(ctx, base)
   regs = tuple((ctx.b.new(isa.ADD, x, int(d), type="s32") if d else x) if isinstance(x, Reg) else int(x) + int(d)
                for d in delta)
-  ctx.bind(eqn.outvars[0], Elements(eqn.outvars[0].type.dtype, len(regs), regs))
+  ctx.bind(eqn.outvars[0], Elements(eqn.outvars[0].dtype, len(regs), regs))
 
 
 @emit_rules.register(ops.concatenate_p)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
+from typing import TypeGuard
 
 from tiletrace.core.graph import Eqn, TileGraph, Var
 from tiletrace.core.rules import RuleTable
@@ -54,11 +55,17 @@ Constraint = Fixed | Relates | Prefers
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class InferContext:
-  """What rules may read. `warpgroups(eqn)`: how many warpgroups own the values of an equation."""
+  """What rules may read.
+
+  Attributes:
+    warpgroups: how many warpgroups own the values of an equation.
+    reduced: shapes of tiles that are reduced somewhere, and the axes.
+  """
   graph: TileGraph
   target: Target
   facts: Facts
   warpgroups: Callable[[Eqn], int]
+  reduced: dict[tuple[int, ...], tuple[int, ...]]
 
 
 layout_rules: RuleTable[Callable[[Eqn, InferContext], Iterable[Constraint]]] = RuleTable("layout")
@@ -72,7 +79,7 @@ def equal(operand: Var, out: Var, eqn: Eqn) -> Relates:
   return Relates(operand, out, eqn, same, same)
 
 
-def is_distributed(a: object) -> bool:
+def is_distributed(a: object) -> TypeGuard[Var]:
   """A tile value or fragment of rank 1 or more: spread over threads, so it needs a layout."""
   if not isinstance(a, Var):
     return False

@@ -1,6 +1,7 @@
 """Memory ops: fragments hand their layout to what is loaded from them; global accesses wish to be coalesced."""
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from tiletrace.core.graph import Eqn, RefOperand, Var
@@ -18,7 +19,7 @@ from tiletrace.lowering.infer.constraints import (
   layout_rules,
 )
 from tiletrace.lowering.infer.shape import cut_registers
-from tiletrace.lowering.layouts.fragment import blocked
+from tiletrace.lowering.layouts.fragment import blocked, blocked_for_reduction
 from tiletrace.lowering.layouts.relation import Layout
 
 
@@ -27,6 +28,17 @@ def coalesced(ref: RefOperand, warpgroups: int, vec: int | None = None) -> Layou
   shape = ref.view.static_shape
   order = sorted(range(len(shape)), key=lambda i: -ref.view.perm[i])
   return blocked(shape, max(8, ref.type.dtype.itemsize * 8), 4 * warpgroups, vec=vec, order=order)
+
+
+def _wish(ref: RefOperand, value: Var, eqn: Eqn, ctx: InferContext) -> Prefers:
+  """Coalesced. Tiles of a shape that is reduced somewhere agree on the layout that is good for that."""
+  shape, dtype = ref.view.static_shape, ref.type.dtype
+  if shape not in ctx.reduced:
+    return Prefers(value, coalesced(ref, ctx.warpgroups(eqn)), eqn, math.prod(shape) * dtype.itemsize)
+  order = sorted(range(len(shape)), key=lambda i: -ref.view.perm[i])
+  layout = blocked_for_reduction(shape, max(8, dtype.itemsize * 8), 4 * ctx.warpgroups(eqn), ctx.reduced[shape],
+                                 order=order)
+  return Prefers(value, layout, eqn, math.prod(shape) * 4 + 1)
 
 
 def _cut(ref: RefOperand, layout: Layout) -> Layout | None:
@@ -69,8 +81,7 @@ def _load(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
   if ref.type.space is Space.FRAGMENT:
     yield _fragment(ref, out, eqn)
   else:
-    yield Prefers(out, coalesced(ref, ctx.warpgroups(eqn)), eqn, out.type.nbytes if hasattr(out.type, "nbytes") else
-                  out.type.size * out.type.dtype.itemsize)
+    yield _wish(ref, out, eqn, ctx)
 
 
 @layout_rules.register(ops.store_p)
@@ -87,7 +98,7 @@ def _store(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
     yield Relates(value, ref.root, eqn, lambda l: l if ref.view.is_whole else None,
                   lambda l: l if ref.view.is_whole else _cut(ref, l))
   else:
-    yield Prefers(value, coalesced(ref, ctx.warpgroups(eqn)), eqn, value.type.size * value.type.dtype.itemsize)
+    yield _wish(ref, value, eqn, ctx)
 
 
 @layout_rules.register(ops.copy_p, ops.copy_async_p, ops.commit_group_p, ops.wait_group_p)

@@ -1,18 +1,24 @@
-"""Reductions have no GPU lowering yet: refused where layouts are chosen, before anything else happens to them."""
+"""Reductions: the result's layout is the operand's with the dimensions projected out."""
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tiletrace.core.errors import LoweringError
-from tiletrace.core.graph import Eqn
+from tiletrace.core.graph import Eqn, Var
 from tiletrace.core.ops import reduce as ops
-from tiletrace.lowering.infer.constraints import Constraint, InferContext, layout_rules
+from tiletrace.lowering.infer.constraints import Constraint, InferContext, Relates, is_distributed, layout_rules
+from tiletrace.lowering.layouts.fragment import reduction
 
-_REDUCTIONS = tuple(p for name, p in sorted(vars(ops).items()) if name.startswith("reduce_") and name.endswith("_p"))
+
+@layout_rules.register(*ops.REDUCTIONS)
+def _reduce(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
+  """Nothing is asked of the operand: a result that is wanted elsewhere is smaller, and is converted itself."""
+  (x,), (out,) = eqn.values, eqn.outvars
+  assert isinstance(x, Var)
+  if is_distributed(out):
+    yield Relates(x, out, eqn, lambda layout: reduction(layout, eqn.params["axes"]).layout, lambda layout: None)
 
 
-@layout_rules.register(*_REDUCTIONS)
-def _refuse(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
-  raise LoweringError(f"{eqn.primitive} runs on the xla backend only, for now", loc=eqn.loc,
-                      hint='tile_call(..., backend="xla"), or reduce with jax.numpy outside the kernel')
-  yield
+@layout_rules.register(ops.reduce_partial_p)
+def _partial(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
+  """Made by the scheduler, with its layout."""
+  yield from ()

@@ -1,6 +1,7 @@
 """Shape ops: the operand's layout follows from the result's, and back where nothing is lost."""
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -22,7 +23,7 @@ from tiletrace.lowering.layouts.relation import Layout, fit
 
 def default_layout(var: Var, eqn: Eqn, ctx: InferContext) -> Layout:
   """Coalesced over the threads that own the value."""
-  return blocked(var.type.shape, max(8, var.type.dtype.itemsize * 8), 4 * ctx.warpgroups(eqn))  # type: ignore[union-attr]
+  return blocked(var.shape, max(8, var.dtype.itemsize * 8), 4 * ctx.warpgroups(eqn))
 
 
 @layout_rules.register(ops.broadcast_in_dim_p)
@@ -32,7 +33,7 @@ def _broadcast(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
   if not is_distributed(x):
     return
   assert isinstance(x, Var)
-  small, large = x.type.shape, out.type.shape
+  small, large = x.shape, out.shape
   gone = [d for d in range(len(large)) if d not in dims]
   spread = [d for i, d in enumerate(dims) if small[i] == 1 and large[d] != 1]
 
@@ -44,17 +45,15 @@ def _broadcast(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
     return drop_copies(kept)[0]
 
   def forward(layout: Layout) -> Layout | None:
-    """Each thread repeats what it holds along the new and the repeated dimensions."""
-    out_layout = layout.project([i for i, d in enumerate(dims) if d in spread])
-    for d in sorted([*gone, *spread]):
-      out_layout = out_layout.expand_dims(d)
-    for d in sorted([*gone, *spread], reverse=True):
-      if large[d] != 1:
-        out_layout = out_layout.repeat("reg", large[d], d, step=1)
-    return out_layout
+    """New dimensions of one. Where elements are repeated, others choose: all copies in one thread would be too many."""
+    if spread or any(large[d] != 1 for d in gone):
+      return None
+    for d in gone:
+      layout = layout.expand_dims(d)
+    return layout
 
   yield Relates(x, out, eqn, forward, backward)
-  yield Prefers(out, default_layout(out, eqn, ctx), eqn, out.type.size)
+  yield Prefers(out, default_layout(out, eqn, ctx), eqn, math.prod(out.shape))
 
 
 @layout_rules.register(ops.transpose_p)
@@ -78,7 +77,7 @@ def _slice(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
     return cut_registers(layout, start, limit) if all(s == 1 for s in strides or ()) else None
 
   yield Relates(x, out, eqn, forward, lambda layout: None)
-  yield Prefers(out, default_layout(out, eqn, ctx), eqn, out.type.size)
+  yield Prefers(out, default_layout(out, eqn, ctx), eqn, math.prod(out.shape))
 
 
 @layout_rules.register(ops.reshape_p)
@@ -87,11 +86,11 @@ def _reshape(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
   (x,), (out,) = eqn.values, eqn.outvars
   if not is_distributed(x) or not is_distributed(out):
     return
-  small, large = x.type.shape, out.type.shape
+  small, large = x.shape, out.shape
   if [n for n in small if n != 1] == [n for n in large if n != 1]:
     yield Relates(x, out, eqn, lambda l: _ones(l, small, large), lambda l: _ones(l, large, small))
   else:
-    yield Prefers(out, default_layout(out, eqn, ctx), eqn, out.type.size)
+    yield Prefers(out, default_layout(out, eqn, ctx), eqn, math.prod(out.shape))
 
 
 def _ones(layout: Layout, source: tuple[int, ...], target: tuple[int, ...]) -> Layout:
@@ -115,7 +114,7 @@ def _concatenate(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
 def cut_registers(layout: Layout, start: tuple[int, ...], limit: tuple[int, ...]) -> Layout | None:
   """The layout of x[start:limit] where every thread keeps the same registers; None where it does not."""
   table = layout.table(("warp", "lane", "reg"))
-  inside = ((table >= np.asarray(start)) & (table < np.asarray(limit))).all(-1)
+  inside = np.all((table >= np.asarray(start)) & (table < np.asarray(limit)), axis=-1)
   kept = np.flatnonzero(inside[0, 0])
   if not kept.size or (inside != inside[0, 0]).any():
     return None

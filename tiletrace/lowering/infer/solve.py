@@ -19,9 +19,10 @@ import tiletrace.lowering.infer.memory
 import tiletrace.lowering.infer.mma
 import tiletrace.lowering.infer.reduce
 import tiletrace.lowering.infer.relayout
-import tiletrace.lowering.infer.shape
+import tiletrace.lowering.infer.shape  # noqa: F401
 from tiletrace.core.errors import LayoutError
 from tiletrace.core.graph import Block, Eqn, TileGraph, Var, walk
+from tiletrace.core.ops.reduce import REDUCTIONS
 from tiletrace.core.ops.relayout import relayout_p
 from tiletrace.core.types import RefType, TileType
 from tiletrace.lowering.facts import Facts
@@ -57,7 +58,8 @@ def infer_layouts(graph: TileGraph, target: Target) -> LaidOut:
   Raises:
     LayoutError: two anchors want different layouts of one fragment (both places are named).
   """
-  ctx = InferContext(graph, target, Facts(graph), role_sizes(graph).__getitem__)
+  reduced = {e.values[0].shape: e.params["axes"] for e in walk(graph.body) if e.primitive in REDUCTIONS}
+  ctx = InferContext(graph, target, Facts(graph), role_sizes(graph).__getitem__, reduced)
   constraints = {e: list(layout_rules[e.primitive](e, ctx)) for e in walk(graph.body)}
   solver = _Solver([c for cs in constraints.values() for c in cs])
   solver.run()
@@ -83,7 +85,7 @@ class _Solver:
     self._queue: deque[Var] = deque()
     self._relations = [c for c in constraints if isinstance(c, Relates)]
     self._anchors = [c for c in constraints if isinstance(c, Fixed)]
-    for c in self._anchors:  # what an op asks of a value is a use of it, not the value itself: a conversion may lie between
+    for c in self._anchors:  # what an op asks of a value is a use of it: a conversion may lie between the two
       if isinstance(c.var.type, TileType):
         use = Var(c.var.type, c.var.hint)
         self._relations.append(equal(c.var, use, c.eqn))
@@ -154,7 +156,7 @@ class _Solver:
           self._queue.append(other)
 
 
-# Per byte: registers are renamed; a shuffle also makes the selects before and after; shared memory is written, synced, read.
+# Per byte: registers are renamed; a shuffle comes with selects before and after; shared memory is written and read.
 _CLASS_WEIGHT = {"same": 0, "registers": 1, "shuffle": 4, "shared": 8}
 _SYNC_BYTES = 2048  # what two syncs are worth
 
@@ -194,8 +196,8 @@ def _frequencies(graph: TileGraph, facts: Facts) -> dict[Eqn, int]:
 
 
 def _contradiction(first: Fixed, second: Fixed) -> LayoutError:
-  return LayoutError(f"{second.var.hint or 'a fragment'} must have two layouts:\n    {first.layout}\n      as {first.why}\n"
-                     f"    {second.layout}\n      as {second.why}", loc=second.eqn.loc,
+  both = "\n".join(f"    {c.layout}\n      as {c.why}" for c in (first, second))
+  return LayoutError(f"{second.var.hint or 'a fragment'} must have two layouts:\n{both}", loc=second.eqn.loc,
                      also=("the first is wanted at", first.eqn.loc),
                      hint="use two fragments, or give both gemms the same policy= and shape")
 
@@ -219,15 +221,17 @@ class _Converter:
       if isinstance(c, Fixed) and self.layouts[c.var] != c.layout:
         wanted[c.var] = c.layout
       elif isinstance(c, Relates) and not self._agrees(c):
-        if isinstance(c.operand.type, RefType):
+        if isinstance(c.operand.type, RefType) or c.backward(self.layouts[c.out]) is None:
           produced = c.forward(self.layouts[c.operand])
           if produced is None:
-            raise LayoutError("this view does not cut whole registers of every thread", loc=eqn.loc,
-                              hint=f"the fragment's layout is {self.layouts[c.operand]}; take other bounds, or go "
+            raise LayoutError(f"this {eqn.primitive} does not cut whole registers of every thread", loc=eqn.loc,
+                              hint=f"the operand's layout is {self.layouts[c.operand]}; take other bounds, or go "
                                    "through shared memory")
           after = (c.out, produced)
         elif c.operand in eqn.invars and not eqn.blocks:
-          wanted[c.operand] = self._read(c, eqn)
+          read = c.backward(self.layouts[c.out])
+          assert read is not None, c
+          wanted[c.operand] = read
         else:
           raise LayoutError(f"{eqn.primitive} carries a value in two layouts:\n    {self.layouts[c.operand]}\n    "
                             f"{self.layouts[c.out]}", loc=eqn.loc, hint="keep it in a fragment: ref[...] = value")
@@ -243,13 +247,6 @@ class _Converter:
     self.layouts[loaded] = produced
     out.append(eqn.replace(outvars=tuple(loaded if v is var else v for v in eqn.outvars)))
     out.append(self._convert(loaded, var, eqn))
-
-  def _read(self, c: Relates, eqn: Eqn) -> Layout:
-    layout = c.backward(self.layouts[c.out])
-    if layout is None:
-      raise LayoutError(f"{eqn.primitive} does not cut whole registers of every thread", loc=eqn.loc,
-                        hint="slice at multiples of the layout's period, or go through shared memory")
-    return layout
 
   def _agrees(self, c: Relates) -> bool:
     have, want = self.layouts[c.operand], c.backward(self.layouts[c.out])

@@ -41,8 +41,10 @@ def blocked(shape: Sequence[int], dtype_bits: int, warps: int, *, vec: int | Non
   return _blocked(shape, dtype_bits, warps, vec, order)
 
 
-@lru_cache(maxsize=256)
-def _blocked(shape: tuple[int, ...], dtype_bits: int, warps: int, vec: int | None, order: tuple[int, ...]) -> Layout:
+@lru_cache(maxsize=512)
+def _blocked(shape: tuple[int, ...], dtype_bits: int, warps: int, vec: int | None, order: tuple[int, ...],
+             lanes_along: int | None = None, warp_order: tuple[int, ...] | None = None) -> Layout:
+  """`lanes_along`: lanes along the contiguous dimension, where it has that many; `warp_order`: who gets warps first."""
   take: dict[str, list[tuple[int, int, int]]] = {"reg": [], "lane": [], "warp": []}     # (dim, extent, step)
   reach, left = dict.fromkeys(order, 1), {d: shape[d] for d in order}
 
@@ -56,13 +58,14 @@ def _blocked(shape: tuple[int, ...], dtype_bits: int, warps: int, vec: int | Non
     if i == 0:
       widest = max(1, 128 // dtype_bits)
       give("reg", d, vec or min(widest, left[d] & -left[d] or 1))
-      count = _lanes_along(left[d], reach[d] * dtype_bits // 8)
+      count = lanes_along or _lanes_along(left[d], reach[d] * dtype_bits // 8)
+      count = min(count, _ceil_pow2(left[d]))
     else:
       count = _ceil_pow2(left[d])
     count = min(count, lanes)
     give("lane", d, count)
     lanes //= count
-  for d in (*order[1:], *order[:1]):
+  for d in warp_order or (*order[1:], *order[:1]):
     count = min((w for w in range(1, warps + 1) if warps % w == 0), key=lambda w: (-(-left[d] // w), w))
     give("warp", d, count)
     warps //= count
@@ -70,6 +73,7 @@ def _blocked(shape: tuple[int, ...], dtype_bits: int, warps: int, vec: int | Non
     give("reg", d, left[d])
   take["lane"].append((REPLICA, lanes, 0))
   take["warp"].append((REPLICA, warps, 0))
+  take["warp"].sort(key=lambda part: part[1].bit_count() != 1)  # an odd factor on top: thread bits below stay bits
   outers = []
   for axis, parts in take.items():
     stride = 1
@@ -77,6 +81,31 @@ def _blocked(shape: tuple[int, ...], dtype_bits: int, warps: int, vec: int | Non
       outers.append(Outer(axis, stride, extent, dim, step))
       stride *= extent
   return build([reach[d] for d in range(len(shape))], {}, outers, valid=shape)
+
+
+def blocked_for_reduction(shape: Sequence[int], dtype_bits: int, warps: int, dims: Sequence[int], *,
+                          order: Sequence[int] | None = None) -> FragmentLayout:
+  """A coalesced layout of a tile that is reduced over `dims`: the fewest registers, then whole results within a warp,
+  then the most lanes along the contiguous dimension.
+
+  The arguments are those of `blocked`.
+
+  Example::
+
+    blocked_for_reduction((4, 100), 32, 4, (1,)).apply(warp=1)     # (1, 0): a warp for each row of 25 x 16 bytes
+  """
+  shape = tuple(shape)
+  order = tuple(range(len(shape)))[::-1] if order is None else tuple(order)
+  return _blocked_for_reduction(shape, dtype_bits, warps, tuple(dims), order)
+
+
+@lru_cache(maxsize=256)
+def _blocked_for_reduction(shape: tuple[int, ...], dtype_bits: int, warps: int, dims: tuple[int, ...],
+                           order: tuple[int, ...]) -> Layout:
+  inner = [d for d in (*order[1:], *order[:1]) if d not in dims]
+  outer = [d for d in (*order[1:], *order[:1]) if d in dims]
+  candidates = [_blocked(shape, dtype_bits, warps, None, order, 1 << b, (*inner, *outer)) for b in reversed(range(6))]
+  return min(candidates, key=lambda l: (l.extent("reg"), max(map(len, reduction(l, dims).warps))))
 
 
 def _lanes_along(units: int, unit_bytes: int) -> int:
@@ -151,6 +180,28 @@ def reduction(layout: FragmentLayout, dims: tuple[int, ...]) -> Reduction:
       parts.setdefault(tuple(table[w].tolist()), {}).setdefault(tuple(full[w].tolist()), w)
   warps = tuple(tuple(p.values()) for p in parts.values())
   return Reduction(result, tuple(tuple(g) for g in groups), tuple(lanes), warps)
+
+
+@lru_cache(maxsize=256)
+def warp_partials(layout: FragmentLayout, dims: tuple[int, ...]) -> FragmentLayout | None:
+  """Layout of what each warp has of a reduction over `dims`: [parts, *kept dimensions], the registers of the result.
+
+  None where every result lies within one warp.
+
+  Example: `warp_partials(blocked((1, 1024), 32, 4), (1,))` is [4, 1], a part for each warp.
+  """
+  plan = reduction(layout, dims)
+  parts = max(map(len, plan.warps))
+  if parts == 1:
+    return None
+  assert all(len(group) == parts for group in plan.warps), f"{layout} has results of several sizes over {dims}"
+  full, table = layout.restrict("warp").table(("warp",)), plan.layout.table(("warp", "lane", "reg"))
+  group_of = {w: group for group in plan.warps for w in group}
+  by_element = {tuple(full[w].tolist()): group_of[w].index(w) for w in group_of}
+  part = np.asarray([by_element[tuple(x)] for x in full.tolist()])
+  part = np.broadcast_to(part[:, None, None, None], (*table.shape[:-1], 1))
+  kept, valid = plan.layout.shape, plan.layout.valid
+  return fit(("warp", "lane", "reg"), (parts, *kept), np.concatenate([part, table], -1), valid=(parts, *valid))
 
 
 def drop_copies(layout: FragmentLayout) -> tuple[FragmentLayout, tuple[int, ...]]:

@@ -21,7 +21,16 @@ def _register(primitive: Primitive, fn: Callable[..., jax.Array]) -> None:
     return [convert(fn(x.astype(wide), eqn.params["axes"]), x.dtype)]
 
 
+def _propagating_nan(fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+  """XLA's CPU backend loses NaN in large batched extrema."""
+  def extremum(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    if not jax.numpy.issubdtype(x.dtype, jax.numpy.floating):
+      return fn(x, axes)
+    return jax.numpy.where(lax.reduce_or(x != x, axes), jax.numpy.nan, fn(x, axes))
+  return extremum
+
+
 _register(reduce_sum_p, lax.reduce_sum)
 _register(reduce_prod_p, lax.reduce_prod)
-_register(reduce_max_p, lax.reduce_max)
-_register(reduce_min_p, lax.reduce_min)
+_register(reduce_max_p, _propagating_nan(lax.reduce_max))
+_register(reduce_min_p, _propagating_nan(lax.reduce_min))

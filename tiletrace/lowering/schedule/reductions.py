@@ -1,0 +1,107 @@
+"""Reductions that cross warps: each warp stores what it has in shared memory, and all read all of it after a sync."""
+from __future__ import annotations
+
+import dataclasses
+
+from tiletrace.core import dtypes
+from tiletrace.core.graph import Atom, Block, Eqn, Primitive, RefOperand, Var, prefixed
+from tiletrace.core.ops import elementwise as ew, reduce as ops
+from tiletrace.core.types import Space, whole_view
+from tiletrace.lowering.layouts.fragment import reduction, warp_partials
+from tiletrace.lowering.layouts.relation import Layout
+from tiletrace.lowering.layouts.shared import shared_layout
+from tiletrace.lowering.schedule.builder import Builder, whole
+
+_COMBINE: dict[Primitive, Primitive] = {ops.reduce_sum_p: ew.add_p, ops.reduce_prod_p: ew.mul_p,
+                                        ops.reduce_max_p: ew.max_p, ops.reduce_min_p: ew.min_p}
+_COMBINE_BOOLS: dict[Primitive, Primitive] = {ops.reduce_max_p: ew.or_p, ops.reduce_min_p: ew.and_p}
+_ACCUMULATING = (ops.reduce_sum_p, ops.reduce_prod_p)
+
+
+class ReductionLowering:
+  """Leaves only reductions within a warp.
+
+  Args:
+    syncs: whether to put syncs around the exchange; else they are placed from the order of effects.
+
+  Attributes:
+    scratch: the shared buffers that the exchanges need, as equations.
+    notes: the report.
+  """
+
+  def __init__(self, layouts: dict[Var, Layout], *, syncs: bool = False):
+    self.layouts, self._syncs = layouts, syncs
+    self.scratch: list[Eqn] = []
+    self.notes: list[str] = []
+
+  def block(self, block: Block) -> Block:
+    eqns: list[Eqn] = []
+    for eqn in block.eqns:
+      if eqn.primitive in ops.REDUCTIONS:
+        eqns += self._reduce(eqn)
+      else:
+        eqns.append(eqn.replace(blocks=tuple(map(self.block, eqn.blocks))) if eqn.blocks else eqn)
+    return dataclasses.replace(block, eqns=tuple(eqns))
+
+  def _reduce(self, eqn: Eqn) -> list[Eqn]:
+    """16-bit floats are summed in f32, between warps too."""
+    (x,), (out,) = eqn.values, eqn.outvars
+    assert isinstance(x, Var)
+    narrow = eqn.primitive in _ACCUMULATING and dtypes.is_float(x.dtype) and x.dtype.itemsize < 4
+    b = Builder(eqn.loc)
+    wide = self._cast(b, x, dtypes.f32) if narrow else x
+    total = self._total(b, eqn, wide)
+    if narrow:
+      total = self._cast(b, total, x.dtype)
+    last = b.eqns.pop()
+    assert last.outvars == (total,)
+    self.layouts.pop(total, None)
+    return [*b.eqns, last.replace(outvars=(out,))]
+
+  def _cast(self, b: Builder, x: Var, dtype) -> Var:
+    (out,) = b.bind(ew.cast_p, (x,), {"dtype": dtype})
+    if x in self.layouts:
+      self.layouts[out] = self.layouts[x]
+    return out
+
+  def _total(self, b: Builder, eqn: Eqn, x: Var) -> Var:
+    axes, layout = eqn.params["axes"], reduction(self.layouts[x], eqn.params["axes"]).layout
+    partials = warp_partials(self.layouts[x], axes)
+    if partials is None:
+      (out,) = b.bind(eqn.primitive, (x,), eqn.params)
+      return self._keep(out, layout)
+    parts = partials.shape[0]
+    (partial,) = b.bind(ops.reduce_partial_p, (x,), {"op": eqn.primitive.name, "axes": axes, "parts": parts})
+    self.layouts[partial] = partials
+    buffer = self._allocate(eqn, partial)
+    self.notes.append(f"{eqn.loc.short()}  {eqn.primitive}: {parts} warps share a result, exchanged in shared memory")
+    if self._syncs:
+      b.sync()
+    b.store(whole(buffer), partial, dispatch="direct")
+    if self._syncs:
+      b.sync()
+    loaded = [self._keep(b.load(_part(buffer, p)), layout) for p in range(parts)]
+    combine = (_COMBINE_BOOLS if x.dtype == dtypes.bool_ else _COMBINE)[eqn.primitive]
+    while len(loaded) > 1:
+      pairs = zip(loaded[::2], loaded[1::2])
+      odd = loaded[len(loaded) & ~1:]
+      loaded = [self._keep(b.op(combine, p, q), layout) for p, q in pairs] + odd
+    return loaded[0]
+
+  def _keep(self, out: Atom, layout: Layout) -> Var:
+    assert isinstance(out, Var)
+    if out.shape:
+      self.layouts[out] = layout
+    return out
+
+  def _allocate(self, eqn: Eqn, partial: Var) -> Var:
+    alloc = Builder(eqn.loc)
+    buffer = alloc.alloc(Space.SHARED, partial.shape, partial.dtype, "partials")
+    self.layouts[buffer] = shared_layout(partial.shape, max(8, partial.dtype.itemsize * 8), 0)
+    self.scratch += alloc.eqns
+    return buffer
+
+
+def _part(buffer: Var, part: int) -> RefOperand:
+  view, _ = prefixed(whole_view(buffer.shape[1:]), part)
+  return RefOperand(buffer, view, ())
