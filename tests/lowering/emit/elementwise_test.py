@@ -1,0 +1,121 @@
+"""Elementwise operations, casts and literals: every operation with every dtype, and the instructions they become."""
+from __future__ import annotations
+
+import operator
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiletrace as tt
+from tests.lowering.kernels import BF16, F16, F32, I32, assemble, count, lower, struct
+from tiletrace.core.errors import LoweringError
+
+U32, BOOL = np.uint32, np.bool_
+FLOATS, NUMBERS, INTEGERS = (F32, BF16, F16), (F32, BF16, F16, I32, U32), (I32, U32)
+OPS = {  # name -> (function, dtypes, operands)
+  **{f.__name__: (f, NUMBERS, 2) for f in (tt.add, tt.subtract, tt.multiply, tt.minimum, tt.maximum, tt.equal, tt.less,
+                                           tt.not_equal, tt.less_equal, tt.greater, tt.greater_equal)},
+  **{f.__name__: (f, FLOATS, 1) for f in (tt.exp, tt.exp2, tt.log, tt.log2, tt.sqrt, tt.rsqrt, tt.tanh, tt.sigmoid,
+                                          tt.silu, tt.erf, tt.floor, tt.ceil, tt.isnan)},
+  **{f.__name__: (f, NUMBERS, 1) for f in (tt.abs, tt.sign, tt.negative, tt.square)},
+  **{f.__name__: (f, (*INTEGERS, BOOL), 2) for f in (tt.bitwise_and, tt.bitwise_or, tt.bitwise_xor)},
+  **{f.__name__: (f, INTEGERS, 2) for f in (tt.left_shift, tt.right_shift)},
+  "divide": (tt.divide, FLOATS, 2), "floor_divide": (operator.floordiv, NUMBERS, 2), "mod": (operator.mod, NUMBERS, 2),
+  "invert": (tt.invert, (*INTEGERS, BOOL), 1), "logical_not": (tt.logical_not, (*NUMBERS, BOOL), 1),
+  "power": (lambda x: x ** 5, NUMBERS, 1), "root": (lambda x: x ** 0.5, FLOATS, 1),
+  "inverse": (lambda x: x ** -2, FLOATS, 1), "where": (lambda x, y: tt.where(x == y, x, y), (*NUMBERS, BOOL), 2),
+  "clip": (lambda x: tt.clip(x, 1, 3), NUMBERS, 1), "and": (lambda x, y: tt.logical_and(x, y), (*NUMBERS, BOOL), 2),
+}
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16, F16, I32, U32, BOOL], ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize("n", [5, 512])
+def test_every_operation_assembles(dtype, n):
+  """One, and four, elements a thread; tiles, literals and scalars."""
+  functions = [(f, args) for f, dtypes, args in OPS.values() if dtype in dtypes]
+
+  def kernel(x, y, s, o):
+    a, b, c = x[...], y[...], s[...]
+    for k, (f, args) in enumerate(functions):
+      o[k, :] = f(*(a, b)[:args]).astype(o.dtype)
+      o[k, :] = (f(a, c) if args == 2 else f(c) + tt.zeros((n,), o.dtype)).astype(o.dtype)
+      if args == 2:
+        o[k, :] = f(True if dtype == BOOL else 3, a).astype(o.dtype)
+
+  x = struct(n, dtype=dtype)
+  assemble(lower(kernel, [x, x, struct(dtype=dtype)], struct(len(functions), n)))
+
+
+@pytest.mark.parametrize("to", [F32, BF16, F16, I32, U32, BOOL], ids=lambda d: np.dtype(d).name)
+def test_every_cast_assembles(to):
+  sources = [F32, BF16, F16, I32, U32, BOOL]
+
+  def kernel(*refs):
+    *xs, o = refs
+    for k, x in enumerate(xs):
+      o[k, :] = x[...].astype(to)
+      o[k, 0] = x[3].astype(to)
+
+  assemble(lower(kernel, [struct(300, dtype=d) for d in sources], struct(len(sources), 300, dtype=to)))
+
+
+def ptx(f, dtype=F32, n=128):
+  def kernel(x, y):
+    y[...] = f(x[...])
+
+  return lower(kernel, [struct(n, dtype=dtype)], struct(n, dtype=dtype))
+
+
+def test_equal_elements_of_a_broadcast_row_are_computed_once():
+  def kernel(x, row, y):
+    y[...] = x[...] + tt.exp(row[...])[:, None]
+
+  lowered = lower(kernel, [struct(16, 256), struct(16)], struct(16, 256))
+  assert count(lowered, "add.f32") == 32                        # elements a thread
+  assert count(lowered, "ex2.approx") <= 16                     # rows that a thread holds, not elements
+
+
+@pytest.mark.parametrize(("f", "instruction"), [
+  (lambda x: x // 8, "shr.s32"), (lambda x: x % 8, "and.b32"), (lambda x: x // 7, "div.s32"),
+])
+def test_division_by_a_literal_power_of_two_is_a_shift_or_a_mask(f, instruction):
+  lowered = ptx(f, I32)
+  assert count(lowered, instruction) >= 1
+  assert (count(lowered, "div") == 0) == (instruction != "div.s32")
+
+
+def test_bf16_is_computed_in_f32_and_packed_in_pairs():
+  lowered = ptx(lambda x: x * 2 + 1, BF16, n=1024)
+  assert count(lowered, "mul.f32|add.f32|fma") >= 8
+  assert count(lowered, "cvt.rn.bf16x2.f32") >= 4
+
+
+def test_min_and_max_keep_nan():
+  assert count(ptx(lambda x: tt.maximum(x, 0)), "max.NaN.f32") == 4       # elements a thread
+
+
+@pytest.mark.parametrize(("f", "dtype", "said"), [
+  (tt.sin, F32, "sin has no PTX form yet"), (lambda x: tt.power(x, 2.5), F32, "pow has a PTX form only for a literal"),
+  (lambda x: x + 1, np.int8, "i8 values have no registers on the GPU yet"),
+])
+def test_what_has_no_form_yet_is_refused_with_its_line(f, dtype, said):
+  with pytest.raises(LoweringError) as e:
+    ptx(f, dtype)
+  assert said in str(e.value)
+  assert "elementwise_test.py" in str(e.value) and "hint:" in str(e.value)
+
+
+def test_joining_values_is_refused_with_the_way_round():
+  def kernel(x, y):
+    y[...] = tt.concatenate([x[...], x[...]])
+
+  with pytest.raises(LoweringError, match="concatenate of tile values has no register form yet") as e:
+    lower(kernel, [struct(128)], struct(256))
+  assert "shared buffer" in str(e.value)
+
+
+def test_jax_functions_become_tile_operations():
+  lowered = ptx(lambda x: tt.call_jax(lambda v: jnp.tanh(v) * jnp.where(v > 0, v, 0.1 * v), x))
+  assert count(lowered, "ex2.approx") == 4 and count(lowered, "selp.f32") >= 4
+  assemble(lowered)
