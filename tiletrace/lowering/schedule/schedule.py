@@ -28,6 +28,7 @@ from tiletrace.lowering.schedule.epilogue import Staging, drain_stores, expand_s
 from tiletrace.lowering.schedule.grid import lower_ids, place_on_grid
 from tiletrace.lowering.schedule.producer import Producer, slice_refusal
 from tiletrace.lowering.schedule.program import Program
+from tiletrace.lowering.schedule.reductions import ReductionLowering
 from tiletrace.lowering.schedule.relayouts import RelayoutLowering
 from tiletrace.lowering.schedule.resources import check_instructions, check_launch, check_registers, place_buffers, register_budget
 from tiletrace.lowering.schedule.rings import Ring, find_rings, uses_outside_segments
@@ -51,7 +52,10 @@ def schedule(selected: Selected, target: Target, options: CompileOptions) -> Pro
   if is_explicit(graph):
     threads = WARPGROUP * max(e.params["first"] + e.params["count"] for e in walk(graph.body)
                               if e.primitive.name == "warpgroup")
-    graph = lower_ids(graph)
+    reductions = ReductionLowering(layouts, syncs=True)
+    body = reductions.block(graph.body)
+    graph = lower_ids(graph.replace(body=dataclasses.replace(body, eqns=(*reductions.scratch, *body.eqns))))
+    notes += reductions.notes
   else:
     graph, threads = _Scheduler(graph, layouts, target, options, notes).run()
   graph = simplify(graph.replace(body=_map(graph.body, _plain_loop)))
@@ -76,10 +80,10 @@ class _Scheduler:
 
   def run(self) -> tuple[TileGraph, int]:
     """(the level-0 graph, threads of a CTA)."""
-    relayouts = RelayoutLowering(self.layouts)
-    body = relayouts.block(self.graph.body)
-    self.notes += relayouts.notes
-    body = dataclasses.replace(body, eqns=(*relayouts.scratch, *body.eqns))
+    relayouts, reductions = RelayoutLowering(self.layouts), ReductionLowering(self.layouts)
+    body = reductions.block(relayouts.block(self.graph.body))
+    self.notes += relayouts.notes + reductions.notes
+    body = dataclasses.replace(body, eqns=(*relayouts.scratch, *reductions.scratch, *body.eqns))
     # Rings are found last: they name equations, and rewriting a block would make others of them.
     body, self.allocs = _split_allocs(elide_zero_stores(body, self._runs))
     graph = self.graph.replace(body=body)
