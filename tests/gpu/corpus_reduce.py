@@ -315,7 +315,7 @@ def attention_kernel(q, k, v, o, *, bm, bn):
 @case(sizes=((1, 64, 64, 300), (2, 128, 96, 500), (1, 128, 64, 64)))
 def attention(rng, sizes):
   warpgroups, bm, bn, n = sizes
-  q, k, v = (normal(rng, r, 64, dtype=ml_dtypes.bfloat16) for r in (200, n, n))
+  q, k, v = ((normal(rng, r, 64) + c).astype(ml_dtypes.bfloat16) for r, c in ((200, 0), (n, 0), (n, 1)))
   call = tt.tile_call(functools.partial(attention_kernel, bm=bm, bn=bn), out((q.shape, q.dtype)),
                       grid=tt.cdiv(200, bm), warpgroups=warpgroups)
   s = f64(q) @ f64(k).T / 8
