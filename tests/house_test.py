@@ -39,9 +39,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("sim", "ffi", "jaxpr"),
     ("report", "stages", "api"),
     ("kernels",),
-    ("",),                          # tiletrace/__init__.py
+    ("", "doctor"),                 # tiletrace/__init__.py, and a program that uses it
 )
-MAY_IMPORT_JAX = ("lowering.xla", "ffi", "jaxpr", "stages", "api", "kernels")
+MAY_IMPORT_JAX = ("lowering.xla", "ffi", "jaxpr", "stages", "api", "kernels", "doctor")
 MAY_KNOW_CUDA = ("lowering.assemble", "ffi")
 CUDA_MODULES = {"cuda", "ctypes", "subprocess"}       # the driver, its libraries, its programs
 CORE_MAY_IMPORT = {"numpy", "ml_dtypes", "tiletrace", *sys.stdlib_module_names}
