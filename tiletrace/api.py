@@ -234,7 +234,7 @@ def _static_key(kernel: Any, name: str) -> Hashable:
         kind = "tracer" if isinstance(v, jax.core.Tracer) else "array"
         raise TileTypeError(f"tile_call({name}): static argument '{k}' is a JAX {kind} {jax.typeof(v).str_short()}",
                             loc=user_loc(), hint="compute it with Python numbers (math.sqrt, not jnp.sqrt), or pass it "
-                                                 f"an array and read {k}[...] in the kernel")
+                                                 f"as an array and read {k}[...] in the kernel")
       try:
         hash(v)
       except TypeError:
