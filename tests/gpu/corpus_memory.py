@@ -474,3 +474,78 @@ def rings_that_threads_read(rng, num_stages):
   call = tt.tile_call(functools.partial(slow_readers_kernel, num_stages=num_stages), out(((64, 64), np.float32)),
                       grid=1, warpgroups=2)
   return Case(call, (x,), (want,), "elementwise")
+
+
+def small_slots_kernel(x, y):
+  s = tt.alloc_shared((5, 24), x.dtype)
+  for k in tt.pipelined(x.shape[0] // 5, num_stages=3):
+    tt.copy(x.at[tt.block(k, 5), :], s)
+    y[tt.block(k, 5), :] = s[...] * 2
+
+
+@case(dtype=("f32", "f16"))
+def rings_of_small_slots(rng, dtype):
+  """480 and 240 bytes a slot: each must start where TMA may write."""
+  x = normal(rng, 35, 24, dtype=DTYPES[dtype])
+  call = tt.tile_call(small_slots_kernel, out((x.shape, x.dtype)), grid=1)
+  return Case(call, (x,), (x * x.dtype.type(2),), "exact")
+
+
+def windows_kernel(x, y, z):
+  s = tt.alloc_shared((64, 64), x.dtype)
+  s[...] = x[...]
+  for k in tt.range(60):
+    y[k, :, :] = s[tt.ds(k, 4), :]                              # a start that no swizzle's period divides
+    z[k, :, :] = s[:, tt.ds(k, 4)]                              # and one that is not aligned
+
+
+@case(dtype=("f32", "bf16", "bool"))
+def windows_of_shared_memory(rng, dtype):
+  x = normal(rng, 64, 64) > 0 if dtype == "bool" else normal(rng, 64, 64, dtype=DTYPES[dtype])
+  call = tt.tile_call(windows_kernel, out(((60, 4, 64), x.dtype), ((60, 64, 4), x.dtype)), grid=1)
+  return Case(call, (x,), (np.stack([x[k:k + 4] for k in range(60)]), np.stack([x[:, k:k + 4] for k in range(60)])),
+              "exact")
+
+
+def every_other_kernel(x, y, z):
+  s = tt.alloc_shared((64, 64), x.dtype)
+  s[...] = x[...]
+  s[tt.ds(1, 16, stride=4), :] = x[:16, :]
+  y[...] = s[tt.ds(0, 32, stride=2), 3:43]
+  z[...] = s[5:11, tt.ds(1, 21, stride=3)]
+
+
+@case(dtype=("f32", "bf16"))
+def strides_of_shared_memory(rng, dtype):
+  x = normal(rng, 64, 64, dtype=DTYPES[dtype])
+  s = x.copy()
+  s[1:64:4] = x[:16]
+  call = tt.tile_call(every_other_kernel, out(((32, 40), x.dtype), ((6, 21), x.dtype)), grid=1)
+  return Case(call, (x,), (s[::2, 3:43], s[5:11, 1:64:3]), "exact")
+
+
+def turned_kernel(x, y, z):
+  i = tt.block(tt.program_id(0), 32)
+  s = tt.alloc_shared((64, 32), x.dtype)
+  tt.copy(x.at[i, :].T, s)
+  y[:, i] = s[...]
+  tt.copy(s.T, z.at[i, :])
+
+
+@case(dtype=("f32", "bf16", "i32"))
+def copies_of_transposed_views(rng, dtype):
+  x = (normal(rng, 70, 64) * 9).astype(DTYPES[dtype])
+  call = tt.tile_call(turned_kernel, out(((64, 70), x.dtype), (x.shape, x.dtype)), grid=3)
+  return Case(call, (x,), (x.T, x), "exact")
+
+
+def reshapes_kernel(x, y, z):
+  y[...] = tt.reshape(x[...], (32, 128))
+  z[...] = tt.reshape(x[...], (4, 16, 64)) * 2
+
+
+@case
+def reshapes(rng):
+  x = normal(rng, 64, 64)
+  call = tt.tile_call(reshapes_kernel, out(((32, 128), np.float32), ((4, 16, 64), np.float32)), grid=1)
+  return Case(call, (x,), (x.reshape(32, 128), x.reshape(4, 16, 64) * np.float32(2)), "exact")

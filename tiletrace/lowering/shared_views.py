@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from functools import lru_cache
 
 import numpy as np
@@ -11,26 +12,39 @@ from tiletrace.core.types import Dyn
 from tiletrace.lowering.facts import Facts
 from tiletrace.lowering.layouts.normal import unpack
 from tiletrace.lowering.layouts.relation import Layout, build
+from tiletrace.lowering.layouts.shared import recognise_swizzle
+from tiletrace.lowering.layouts.tma import ALIGNMENT
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SharedPlace:
-  """The element x of a view lies at base + sum(value * stride) + layout.offset_of(x), in elements.
+  """The element x of a view lies at base + sum(value * step) + layout.offset_of(x * strides), in elements.
 
   Attributes:
     layout: the tile that the view cuts, dimensions in the view's order.
     shape: the view's shape; a part of `layout.shape` where the view is a block of the tile.
     base: static part of the start.
     dynamic: (scalar, elements that one step of it moves).
+    strides: of the view, in its order.
   """
   layout: Layout
   shape: tuple[int, ...]
   base: int
   dynamic: tuple[tuple[Atom, int], ...]
+  strides: tuple[int, ...]
 
   @property
   def is_whole_tile(self) -> bool:
     return self.shape == self.layout.valid
+
+  def alignment(self, itemsize: int, facts: Facts) -> int:
+    """Bytes that certainly divide the view's start within the buffer; 0 where it starts with the buffer."""
+    return math.gcd(self.base, *(step * facts[a].divisor for a, step in self.dynamic)) * itemsize
+
+  @property
+  def is_block(self) -> bool:
+    """The view skips no elements."""
+    return all(s == 1 for s in self.strides)
 
 
 def shared_place(ref: RefOperand, layout: Layout, facts: Facts) -> SharedPlace | str:
@@ -42,8 +56,6 @@ def shared_place(ref: RefOperand, layout: Layout, facts: Facts) -> SharedPlace |
   squeezed = tuple(d for d, dim in enumerate(dims) if dim.squeezed)
   base, dynamic = 0, []
   for d, dim in enumerate(dims):
-    if dim.stride != 1:
-      return f"dimension {d} has a stride of {dim.stride}"
     start = ref.dyn[dim.start.index] if isinstance(dim.start, Dyn) else dim.start
     if isinstance(start, Literal):
       start = int(start.value)
@@ -51,39 +63,41 @@ def shared_place(ref: RefOperand, layout: Layout, facts: Facts) -> SharedPlace |
       continue
     size = dim.size if isinstance(dim.size, int) else 1
     granule = start if isinstance(start, int) else max(1, facts[start].divisor)
-    stride = _step(layout, d, granule, size)
-    if stride is None:
+    step = _step(layout, d, granule, size, dim.stride)
+    if step is None:
       return f"the start along dimension {d} is not provably a multiple of the swizzle's period"
     if isinstance(start, int):
-      base += stride
+      base += step
+    elif step % granule:
+      return f"one step along dimension {d} is not a whole number of elements"
     else:
-      dynamic.append((start, stride // granule if stride % granule == 0 else None))
-      if dynamic[-1][1] is None:
-        return f"one step along dimension {d} is not a whole number of elements"
+      dynamic.append((start, step // granule))
   tile = _drop(layout, squeezed) if squeezed else layout
   kept = [d for d in range(len(dims)) if d not in squeezed]
   order = [kept.index(p) for p in ref.view.perm]
   if order != sorted(order):
     tile = tile.permute(order)
-  return SharedPlace(tile, ref.view.static_shape, base, tuple(dynamic))
+  return SharedPlace(tile, ref.view.static_shape, base, tuple(dynamic), tuple(dims[p].stride for p in ref.view.perm))
 
 
 @lru_cache(maxsize=1024)
-def _step(layout: Layout, dim: int, granule: int, size: int) -> int | None:
+def _step(layout: Layout, dim: int, granule: int, size: int, stride: int) -> int | None:
   """Elements that a start of `granule` along `dim` moves every element of a block, None where it is not a shift."""
   xor, total = layout.inverse_tables("off")[dim]
   extent = len(xor)
   if granule >= extent:
     return None
-  starts = np.arange(0, extent - size + 1, granule)
-  x = np.arange(size)
+  starts = np.arange(0, extent - (size - 1) * stride, granule)
+  x = np.arange(size) * stride
+  if _is_sum(layout):
+    xor, total = np.zeros_like(xor), xor + total
   moved = starts[:, None] + x[None, :]
   # The XOR part of a start must not meet the bits that the block's own elements or the other dimensions touch.
   others = 0
   for d, (other, _) in enumerate(layout.inverse_tables("off")):
     if d != dim:
       others |= int(np.bitwise_or.reduce(other))
-  own = int(np.bitwise_or.reduce(xor[:size]))
+  own = int(np.bitwise_or.reduce(xor[x]))
   split = (xor[moved] == xor[starts][:, None] ^ xor[x][None, :]).all() and not (
       int(np.bitwise_or.reduce(xor[starts])) & (others | own))
   summed = (total[moved] == total[starts][:, None] + total[x][None, :]).all()
@@ -92,6 +106,17 @@ def _step(layout: Layout, dim: int, granule: int, size: int) -> int | None:
   if not (split and summed and linear):
     return None
   return int(shift[1]) if len(shift) > 1 else int(xor[granule] + total[granule])
+
+
+def _is_sum(layout: Layout) -> bool:
+  """No two dimensions meet in a bit of the offset, as they do under a swizzle: an offset is the sum of its parts."""
+  met = 0
+  for xor, _ in layout.inverse_tables("off"):
+    bits = int(np.bitwise_or.reduce(xor))
+    if met & bits:
+      return False
+    met |= bits
+  return True
 
 
 @lru_cache(maxsize=256)
@@ -105,6 +130,8 @@ def _drop(layout: Layout, dims: tuple[int, ...]) -> Layout:
   return slot.project(dims)
 
 
-def stack(tile: Layout, count: int) -> Layout:
-  """`count` tiles one after another, along a new leading dimension."""
-  return tile.expand_dims(0).repeat("off", count, 0, step=1)
+def stack(tile: Layout, count: int, bits: int) -> Layout:
+  """`count` tiles of `bits`-wide elements, along a new leading dimension, each where TMA may write it."""
+  found = recognise_swizzle(tile, bits)
+  align = ALIGNMENT[found[0] if found is not None else 0] * 8 // bits
+  return tile.expand_dims(0).repeat("off", count, 0, step=1, stride=-(-tile.extent("off") // align) * align)

@@ -30,8 +30,9 @@ def split_sum(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def shared_bytes(place: SharedPlace, layout: Layout, threads: int, itemsize: int) -> np.ndarray:
   """Byte offset, from the view's start, of each (thread, register) of a fragment in a shared view."""
   table = coordinates(layout, threads)
-  index = [table[..., d] for d in range(table.shape[-1])]
-  extents = tuple(max(a, b) for a, b in zip(place.layout.shape, layout.shape, strict=True))
+  index = [table[..., d] * stride for d, stride in enumerate(place.strides)]
+  extents = tuple(max(a, (b - 1) * s + 1) for a, b, s in zip(
+    place.layout.shape, layout.shape, place.strides, strict=True))
   return np.broadcast_to(place.layout.coordinates("off", index, extents), table.shape[:-1]) * itemsize
 
 
@@ -55,10 +56,12 @@ def _groups(table: np.ndarray, vec_bytes: int, itemsize: int, inside: np.ndarray
   return groups[np.argsort(groups.min(1), kind="stable")].tolist()
 
 
-def widest_groups(table: np.ndarray, itemsize: int, inside: np.ndarray) -> tuple[int, list[list[int]]]:
-  """(bytes, groups) of the widest access that the registers of every thread allow, at most 16 bytes."""
+def widest_groups(table: np.ndarray, itemsize: int, inside: np.ndarray,
+                  alignment: int = 0) -> tuple[int, list[list[int]]]:
+  """(bytes, groups) of the widest access that the registers of every thread allow, at most 16 bytes. `alignment`
+  divides the address that the table counts from (0: any power of two does)."""
   for vec_bytes in (16, 8, 4, 2, 1):
-    if vec_bytes >= itemsize:
+    if vec_bytes >= itemsize and alignment % vec_bytes == 0:
       groups = _groups(table, vec_bytes, itemsize, inside)
       if groups is not None:
         return vec_bytes, groups

@@ -58,6 +58,8 @@ def tma_plan(outside: RefOperand, inside: RefOperand, layout: Layout, facts: Fac
   place = shared_place(inside, layout, facts)
   if isinstance(place, str):
     return place
+  if not place.is_block:
+    return "the view in shared memory has strides"
   bits = inside.type.dtype.itemsize * 8
   order = sorted(range(len(outside.view.perm)), key=lambda i: -outside.view.perm[i])
   reason = tma_refusal(place.layout, bits, order)
@@ -65,8 +67,8 @@ def tma_plan(outside: RefOperand, inside: RefOperand, layout: Layout, facts: Fac
     return reason
   found = recognise_swizzle(place.layout, bits)
   assert found is not None
-  if place.base * bits // 8 % ALIGNMENT[found[0]]:
-    return f"the view starts {place.base * bits // 8} bytes into the buffer, inside the swizzle's period"
+  if place.alignment(bits // 8, facts) % ALIGNMENT[found[0]]:
+    return f"the view does not provably start at a multiple of {ALIGNMENT[found[0]]} bytes in the buffer"
   return _clip(outside, place, order, bits)
 
 

@@ -55,7 +55,8 @@ class SharedAccess:
       elements = coordinates(layout, threads)
       self.table = shared_bytes(place, layout, threads, item)
     self._view = addressing.ViewBounds(ctx, elements, ref.view.static_shape)
-    self.size, self.groups = widest_groups(self.table, item, self._view.inside)
+    self.size, self.groups = widest_groups(
+      self.table, item, self._view.inside, place.alignment(item, ctx.facts))
     self._addresses: list[Addr] | None = None
 
   @property

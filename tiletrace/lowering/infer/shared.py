@@ -100,7 +100,7 @@ def _candidate(type_: RefType, inner: int, swizzle: int, for_gemm: bool) -> Layo
   block = 16 if for_gemm and not swizzle and row_bytes % 16 == 0 else None
   layout = shared_layout(tile, bits, swizzle, order=order, block_bytes=block)
   for n in reversed(lead):
-    layout = stack(layout, n)
+    layout = stack(layout, n, bits)
   return layout
 
 
@@ -111,7 +111,7 @@ def _refusal(use: _Use, layout: Layout, ctx: InferContext) -> str | None:
   if not use.role:
     return None
   assert isinstance(place, SharedPlace)
-  if not place.is_whole_tile:
+  if not place.is_whole_tile or not place.is_block:
     return "a gemm reads whole tiles of a buffer"
   bits = use.ref.type.dtype.itemsize * 8
   return descriptor_refusal(place.layout, bits, role=use.role, tile=use.tile)  # type: ignore[arg-type]

@@ -97,6 +97,10 @@ def _boxes(layout: Layout, dtype_bits: int, order: tuple[int, ...]) -> tuple[Box
     if all(o < v for o, v in zip(offset, layout.valid)):
       shape = tuple(min(b, v - o) for b, v, o in zip(box, layout.valid, offset))
       boxes.append(Box(shape, tuple(offset), plain.offset_of(offset)))
+  apart = next((b for b in boxes if b.smem_offset * dtype_bits // 8 % ALIGNMENT[swizzle]), None)
+  if apart is not None:
+    return (f"a box would start {apart.smem_offset * dtype_bits // 8} bytes into the tile, not at a multiple of "
+            f"{ALIGNMENT[swizzle]}")
   shapes = {b.box_shape for b in boxes}
   if len(shapes) > 1:
     return f"padding cuts the boxes to different shapes {sorted(shapes)}"

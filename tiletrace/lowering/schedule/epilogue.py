@@ -37,7 +37,7 @@ def make_staging(b: Builder, store: Eqn, chunks: int, layouts: dict[Var, Layout]
   rows = store.refs[0].shape[0]
   dtype = store.refs[0].type.dtype
   buffer = b.alloc(Space.SHARED, (chunks, rows, COLUMNS), dtype, "staging", memory.Swizzle(128))
-  layouts[buffer] = stack(shared_layout((rows, COLUMNS), dtype.itemsize * 8, 128), chunks)
+  layouts[buffer] = stack(shared_layout((rows, COLUMNS), dtype.itemsize * 8, 128), chunks, dtype.itemsize * 8)
   return Staging(buffer, rows, chunks)
 
 

@@ -128,7 +128,7 @@ class _Scheduler:
     for v in ring.buffers:
       shape = (ring.slots, *v.type.shape)  # type: ignore[union-attr]
       new = head.alloc(Space.SHARED, shape, v.type.dtype, v.hint or "buffer")  # type: ignore[union-attr]
-      self.layouts[new] = stack(self.layouts[v], ring.slots)
+      self.layouts[new] = stack(self.layouts[v], ring.slots, v.type.dtype.itemsize * 8)  # type: ignore[union-attr]
       buffers[v] = new
     full = head.alloc_barrier(ring.slots, 1, "full")
     empty = head.alloc_barrier(ring.slots, consumers, "empty")

@@ -42,6 +42,10 @@ def cp_async_fits(eqn: Eqn, ctx: SelectContext) -> str | None:
   src, _ = eqn.refs
   plan = thread_copy(eqn, ctx)
   size = plan.width * src.type.dtype.itemsize
+  place = shared_place(eqn.refs[1], ctx.layouts[eqn.refs[1].root], ctx.facts)
+  assert isinstance(place, SharedPlace), place
+  if place.alignment(src.type.dtype.itemsize, ctx.facts) % size:
+    return f"the view in shared memory does not provably start at a multiple of {size} bytes"
   return None if size in (4, 8, 16) else f"only {size} bytes are provably aligned and side by side, it moves 4, 8 or 16"
 
 
@@ -104,7 +108,7 @@ def staging_rows_fit(eqn: Eqn, ctx: SelectContext) -> str | None:
   part = cut_registers(layout, (0, 0), (rows, 64))
   if part is None:
     return "64 columns are not whole registers of the fragment"
-  stage = SharedPlace(shared_layout((rows, 64), 16, 128), (rows, 64), 0, ())
+  stage = SharedPlace(shared_layout((rows, 64), 16, 128), (rows, 64), 0, (), (1, 1))
   if stmatrix_rows(shared_bytes(stage, part, ctx.threads(eqn), 2)) is None:
     return "the fragment's 8x8 blocks are not those of stmatrix"
   return None
@@ -255,4 +259,6 @@ def uses_stmatrix(ref: RefOperand, layout: Layout | None, ctx: SelectContext, th
   if ref.type.dtype.itemsize != 2 or layout is None or layout.valid != layout.shape:
     return False
   place = shared_place(ref, ctx.layouts[ref.root], ctx.facts)
-  return isinstance(place, SharedPlace) and stmatrix_rows(shared_bytes(place, layout, threads, 2)) is not None
+  if not isinstance(place, SharedPlace) or place.alignment(2, ctx.facts) % 16:
+    return False
+  return stmatrix_rows(shared_bytes(place, layout, threads, 2)) is not None
