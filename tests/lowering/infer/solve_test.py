@@ -140,4 +140,4 @@ def test_views_of_fragments_cut_whole_registers_or_are_refused_with_the_layout()
   with pytest.raises(LayoutError) as e:
     lower(kernel, [struct(64, 64)], struct(8, 64), static={"start": 3})
   assert "does not cut whole registers of every thread" in str(e.value)
-  assert "f[start:start + 8, :]" in str(e.value) and "the fragment's layout is" in str(e.value)
+  assert "f[start:start + 8, :]" in str(e.value) and "layout is" in str(e.value)

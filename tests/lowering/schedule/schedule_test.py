@@ -378,6 +378,21 @@ def test_what_the_checker_refutes_is_an_error_at_its_line(change, said):
   assert "schedule_test.py" in str(e.value) and "^" in str(e.value)
 
 
+def test_a_conversion_inside_a_role_brings_its_own_syncs():
+  def kernel(x, y):
+    with tt.warpgroup(range(1, 3)):
+      for k in tt.range(3):
+        v = tt.exp(x[...]) * k
+        y[k, :, :] = v[None, :] + v[:, None]
+
+  lowered = lower(kernel, [struct(64)], struct(3, 64, 64), warpgroups=3)
+  order = [n for n in names(loop_of(role(lowered, 1))) if n in ("sync", "store", "load")]
+  assert order == ["load", "sync", "store", "sync", "load", "store"]
+  assert "relayout of f32[64] by shared" in notes(lowered)
+  assert count(lowered, "bar.sync 1, 256") == 2
+  assemble(lowered)
+
+
 def test_two_roles_for_one_warpgroup_are_refused():
   def kernel(x, y):
     with tt.warpgroup(0):

@@ -12,10 +12,17 @@ from tiletrace.lowering.schedule.builder import Builder, whole
 
 
 class RelayoutLowering:
-  """Replaces every relayout that crosses threads. `scratch` are the buffers that it allocates, `notes` its report."""
+  """Replaces every relayout that crosses threads.
 
-  def __init__(self, layouts: dict[Var, Layout]):
-    self.layouts = layouts
+  Args:
+    syncs: whether to write the syncs too; else they are placed later, with those of all shared memory.
+
+  Attributes:
+    scratch: the buffers that it allocates. notes: its report.
+  """
+
+  def __init__(self, layouts: dict[Var, Layout], *, syncs: bool = False):
+    self.layouts, self.syncs = layouts, syncs
     self.scratch: list[Eqn] = []
     self.notes: list[str] = []
 
@@ -38,7 +45,11 @@ class RelayoutLowering:
     self.layouts[buffer] = _scratch_layout(out)
     self.scratch += alloc.eqns
     b = Builder(eqn.loc)
+    if self.syncs:
+      b.sync()
     b.store(whole(buffer), value, dispatch="direct")
+    if self.syncs:
+      b.sync()
     loaded = b.load(whole(buffer))
     load = b.eqns.pop()
     assert load.outvars == (loaded,)

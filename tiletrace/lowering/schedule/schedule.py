@@ -52,10 +52,11 @@ def schedule(selected: Selected, target: Target, options: CompileOptions) -> Pro
   if is_explicit(graph):
     threads = WARPGROUP * max(e.params["first"] + e.params["count"] for e in walk(graph.body)
                               if e.primitive.name == "warpgroup")
-    reductions = ReductionLowering(layouts, syncs=True)
-    body = reductions.block(graph.body)
-    graph = lower_ids(graph.replace(body=dataclasses.replace(body, eqns=(*reductions.scratch, *body.eqns))))
-    notes += reductions.notes
+    relayouts, reductions = RelayoutLowering(layouts, syncs=True), ReductionLowering(layouts, syncs=True)
+    body = reductions.block(relayouts.block(graph.body))
+    scratch = (*relayouts.scratch, *reductions.scratch)
+    graph = lower_ids(graph.replace(body=dataclasses.replace(body, eqns=(*scratch, *body.eqns))))
+    notes += relayouts.notes + reductions.notes
   else:
     graph, threads = _Scheduler(graph, layouts, target, options, notes).run()
   graph = simplify(graph.replace(body=_map(graph.body, _plain_loop)))

@@ -1,0 +1,228 @@
+"""Runs PTX on the CPU, all threads of a CTA in step: arithmetic, shuffles, shared and global memory, uniform branches.
+
+It checks what a GPU leaves unsaid: within one interval between two `bar.sync 0`, no warp reads or overwrites a byte of
+shared memory that another wrote, and no access leaves its array. No TMA, wgmma, mbarriers or named barriers.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from tests.gpu.corpus import Case
+from tiletrace.lowering.ptx.instr import Inst
+from tiletrace.lowering.ptx.registers import Addr, Label, Reg, Special, Symbol
+from tiletrace.stages import Lowered
+
+_TYPES: dict[str, Any] = {
+  "b8": np.uint8, "u8": np.uint8, "b16": np.uint16, "u16": np.uint16, "f16": np.float16, "b32": np.uint32,
+  "u32": np.uint32, "s32": np.int32, "f32": np.float32, "b64": np.uint64, "u64": np.uint64, "s64": np.int64,
+  "pred": np.bool_,
+}
+_COMPARE: dict[str, Callable] = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal,
+                                 "gt": np.greater, "ge": np.greater_equal, "neu": np.not_equal}
+_BINARY: dict[str, Callable] = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "and": np.bitwise_and,
+                                "or": np.bitwise_or, "xor": np.bitwise_xor, "max": np.maximum, "min": np.minimum}
+_UNARY: dict[str, Callable] = {"neg": np.negative, "abs": np.abs, "ex2": np.exp2, "rcp": lambda x: 1 / x,
+                               "rsqrt": lambda x: 1 / np.sqrt(x), "sqrt": np.sqrt, "lg2": np.log2}
+_POISON = 0xA5
+_GUARD = 512  # bytes between arrays
+
+
+def run(lowered: Lowered, case: Case) -> list[np.ndarray]:
+  """The outputs of a case's kernel; elements that nobody writes are poison."""
+  graph = lowered.lowering.graph
+  roots = list(dict.fromkeys(graph.invars))
+  data: dict[Any, np.ndarray] = {}
+  for var, x in zip(graph.invars, jax.tree.leaves(case.inputs)):
+    data[var] = np.array(x)
+  for var in graph.invars[graph.num_inputs:]:
+    data.setdefault(var, np.frombuffer(bytes([_POISON]) * (math.prod(var.shape) * var.dtype.itemsize),
+                                       np.uint8).view(var.dtype).reshape(var.shape))
+  starts, at = [], _GUARD
+  for var in roots:
+    starts.append(at)
+    at += -(-data[var].nbytes // 256) * 256 + _GUARD
+  memory, legal = np.full(at, _POISON, np.uint8), np.zeros(at, bool)
+  for var, start in zip(roots, starts, strict=True):
+    flat = np.ascontiguousarray(data[var]).reshape(-1).view(np.uint8)
+    memory[start:start + flat.size], legal[start:start + flat.size] = flat, True
+  for cta in range(math.prod(graph.options.grid)):
+    _Cta(lowered, memory, legal, starts, cta).run()
+  out = []
+  for var in graph.invars[graph.num_inputs:]:
+    start = starts[roots.index(var)]
+    nbytes = math.prod(var.shape) * var.dtype.itemsize
+    out.append(memory[start:start + nbytes].copy().view(var.dtype).reshape(var.shape))
+  return out
+
+
+class _Cta:
+  def __init__(self, lowered: Lowered, memory: np.ndarray, legal: np.ndarray, starts: list[int], cta: int):
+    (self.entry,) = lowered.lowering.emitted.module.entries
+    self.threads, self.memory, self.legal = self.entry.threads, memory, legal
+    self.params = {p.name: start for p, start in zip(self.entry.params, starts, strict=True)}
+    self.special = {"tid.x": np.arange(self.threads, dtype=np.uint32), "ctaid.x": cta}
+    self.regs: dict[Reg, np.ndarray] = {}
+    self.shared = np.full(max(1, lowered.lowering.program.smem_bytes), _POISON, np.uint8)
+    self.written_by = np.zeros(self.shared.size, np.int64)  # since the last sync: warp + 1
+    self.read_by = np.zeros(self.shared.size, np.int64)     # a bit for each warp
+
+  def run(self) -> None:
+    body = self.entry.body
+    labels = {item: i for i, item in enumerate(body) if isinstance(item, Label)}
+    at = 0
+    with np.errstate(all="ignore"):
+      while True:
+        item = body[at]
+        at += 1
+        if not isinstance(item, Inst):
+          continue
+        active = self._active(item)
+        if item.form.head == "ret":
+          return
+        if item.form.head.startswith("bra"):
+          assert active.all() or not active.any(), "a branch that is not uniform"
+          at = labels[item.operands[0]] if active.all() else at  # type: ignore[index]
+        else:
+          self._execute(item, active)
+
+  def _active(self, inst: Inst) -> np.ndarray:
+    if inst.pred is None:
+      return np.ones(self.threads, bool)
+    return self.regs[inst.pred] ^ inst.negate
+
+  def read(self, x: Any, type_: str) -> np.ndarray:
+    dtype = _TYPES[type_]
+    if isinstance(x, Reg):
+      value = self.regs[x]
+      return value.view(dtype) if value.dtype.itemsize == np.dtype(dtype).itemsize else value.astype(dtype)
+    if isinstance(x, Special):
+      return np.broadcast_to(np.asarray(self.special[x.name], dtype), self.threads)
+    if isinstance(x, Symbol):
+      return np.zeros(self.threads, dtype)  # shared memory starts at 0
+    literal = np.asarray([x]).astype(dtype) if dtype in (np.float32, np.bool_) else np.asarray(
+      [int(x) % (1 << 8 * np.dtype(dtype).itemsize)]).astype(np.dtype(dtype))
+    return np.broadcast_to(literal, self.threads)
+
+  def write(self, reg: Reg, value: np.ndarray, active: np.ndarray) -> None:
+    own = _TYPES[reg.cls]
+    if value.dtype != own:
+      value = value.view(own) if value.dtype.itemsize == np.dtype(own).itemsize else value.astype(own)
+    old = self.regs.get(reg)
+    self.regs[reg] = value.copy() if active.all() else np.where(active, value, old if old is not None else value)
+
+  def _execute(self, inst: Inst, active: np.ndarray) -> None:
+    name, mods, ops = inst.form.head.split(".")[0], inst.mods, inst.operands
+    if name in ("ld", "st", "cvta"):
+      self._memory(inst, active)
+    elif name == "bar":
+      assert inst.form.head == "bar.sync" and active.all()
+      self.written_by[:], self.read_by[:] = 0, 0
+    elif name == "cvt":
+      self._convert(inst, active)
+    elif name == "mov" and any(isinstance(x, tuple) for x in ops):
+      self._halves(ops, active)
+    else:
+      self.write(ops[0], self._value(inst, name, mods.get("type", ""), ops[1:]), active)  # type: ignore[arg-type]
+
+  def _value(self, inst: Inst, name: str, kind: str, ops: tuple) -> np.ndarray:
+    if name == "mov":
+      return self.read(ops[0], kind or "pred")
+    if name == "setp":
+      return _COMPARE[inst.mods["cmp"]](self.read(ops[0], kind), self.read(ops[1], kind))
+    if name == "selp":
+      return np.where(self.regs[ops[2]], self.read(ops[0], kind), self.read(ops[1], kind))
+    if name == "shfl":
+      return self._shuffle(inst.mods["mode"], *ops)
+    if name in ("shl", "shr"):
+      x, by = self.read(ops[0], kind), self.read(ops[1], "u32")
+      return (x << by if name == "shl" else x >> by.astype(x.dtype)).astype(x.dtype)
+    if name == "not":
+      return ~self.read(ops[0], kind)
+    if name in ("mad", "fma"):
+      wide = "wide" in inst.form.head
+      x, y = (self.read(o, kind).astype(np.int64 if wide else _TYPES[kind]) for o in ops[:2])
+      z = self.read(ops[2], "s64" if wide else kind)
+      return x * y + z
+    if name == "div":
+      x, y = self.read(ops[0], kind or "f32"), self.read(ops[1], kind or "f32")
+      return x / y if x.dtype == np.float32 else (np.trunc(x.astype(np.float64) / y)).astype(x.dtype)
+    if name in _UNARY:
+      return _UNARY[name](self.read(ops[0], kind or "f32"))
+    return _BINARY[name](self.read(ops[0], kind), self.read(ops[1], kind))
+
+  def _shuffle(self, mode: str, x: Any, by: Any, clamp: Any, mask: Any) -> np.ndarray:
+    assert (clamp, mask) == (31, -1) and isinstance(by, int)
+    lanes = self.read(x, "b32").reshape(-1, 32)
+    source = np.arange(32) ^ by if mode == "bfly" else np.full(32, by)
+    return lanes[:, source].reshape(-1)
+
+  def _convert(self, inst: Inst, active: np.ndarray) -> None:
+    d, *ops = inst.operands
+    assert isinstance(d, Reg)
+    to, source = inst.mods["to"], inst.mods.get("source", "f32")
+    if to in ("f16x2", "bf16x2"):
+      high, low = (self._narrow(self.read(o, "f32"), to) for o in ops)
+      self.write(d, high.astype(np.uint32) << 16 | low, active)
+    else:
+      self.write(d, self.read(ops[0], source).astype(_TYPES[to]), active)
+
+  def _narrow(self, x: np.ndarray, to: str) -> np.ndarray:
+    dtype = np.float16 if to == "f16x2" else jax.numpy.bfloat16
+    return x.astype(dtype).view(np.uint16).astype(np.uint32)
+
+  def _halves(self, ops: tuple, active: np.ndarray) -> None:
+    d, x = ops
+    if isinstance(d, tuple):
+      word = self.read(x, "b32")
+      self.write(d[0], (word & 0xFFFF).astype(np.uint16), active)
+      self.write(d[1], (word >> 16).astype(np.uint16), active)
+    else:
+      self.write(d, self.read(x[0], "b16").astype(np.uint32) | self.read(x[1], "b16").astype(np.uint32) << 16, active)
+
+  def _memory(self, inst: Inst, active: np.ndarray) -> None:
+    head, ops = inst.form.head, inst.operands
+    if head.startswith("cvta"):
+      self.write(ops[0], self.read(ops[1], "u64"), active)  # type: ignore[arg-type]
+      return
+    if head.startswith("ld.param"):
+      where = ops[1]
+      assert isinstance(where, Addr) and isinstance(where.base, Symbol)
+      self.write(ops[0], np.full(self.threads, self.params[where.base.name], np.uint64), active)  # type: ignore[arg-type]
+      return
+    loading = head.startswith("ld")
+    regs, where = (ops[0], ops[1]) if loading else (ops[1], ops[0])
+    assert isinstance(where, Addr)
+    dtype = np.dtype(_TYPES[inst.mods["type"]])
+    regs = regs if isinstance(regs, tuple) else (regs,)
+    start = self.read(where.base, "s64" if isinstance(where.base, Reg) and where.base.cls == "b64" else "s32")
+    start = start.astype(np.int64) + where.offset
+    assert not (start[active] % (dtype.itemsize * len(regs))).any(), f"{inst} is not aligned"
+    for k, reg in enumerate(regs):
+      at = start[active][:, None] + k * dtype.itemsize + np.arange(dtype.itemsize)
+      memory = self._checked(".shared" in head, at, active, loading)
+      if loading:
+        value = np.zeros(self.threads, dtype)
+        value[active] = np.ascontiguousarray(memory[at]).view(dtype)[:, 0]
+        self.write(reg, value, active)  # type: ignore[arg-type]
+      else:
+        memory[at] = self.read(reg, inst.mods["type"])[active].copy().view(np.uint8).reshape(-1, dtype.itemsize)
+
+  def _checked(self, shared: bool, at: np.ndarray, active: np.ndarray, loading: bool) -> np.ndarray:
+    """The memory, after the accesses are known to be legal."""
+    if not shared:
+      assert self.legal[at].all(), "an access outside every array"
+      return self.memory
+    warp = np.broadcast_to((np.flatnonzero(active) // 32)[:, None], at.shape)
+    other = (self.written_by[at] != 0) & (self.written_by[at] != warp + 1)
+    assert not other.any() or not loading, "a read of what another warp writes, without a sync between"
+    if loading:
+      np.bitwise_or.at(self.read_by, at, 1 << warp)
+    else:
+      assert not (self.read_by[at] & ~(1 << warp)).any(), "a write to what another warp reads, without a sync between"
+      self.written_by[at] = warp + 1
+    return self.shared
