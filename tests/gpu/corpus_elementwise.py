@@ -285,3 +285,32 @@ def jax_functions(rng):
   call = tt.tile_call(gelu_kernel, out(((20, 300), ml_dtypes.bfloat16)), grid=(3, 3))
   v = f64(x) + f64(b)
   return Case(call, (x, b), (0.5 * v * (1 + np.tanh(0.7978845608 * (v + 0.044715 * v ** 3))),), "elementwise")
+
+
+def any_slices_kernel(x, w, y, z):
+  v = tt.exp(x[...])
+  y[...] = v[3:20, 5:38] * w[1:18][:, None] + v[10:27, 0:33]
+  z[...] = v[1::3, ::2]
+
+
+@case(warpgroups=(1, 3))
+def any_slices_of_values(rng, warpgroups):
+  x, w = normal(rng, 33, 64), normal(rng, 20)
+  call = tt.tile_call(any_slices_kernel, out(((17, 33), np.float32), ((11, 32), np.float32)), grid=1,
+                      warpgroups=warpgroups)
+  v = np.exp(f64(x))
+  return Case(call, (x, w), (v[3:20, 5:38] * f64(w)[1:18, None] + v[10:27, :33], v[1::3, ::2]), "elementwise")
+
+
+def any_reshapes_kernel(x, row, y, z):
+  v = x[...] * row[...][:, None]
+  y[...] = tt.reshape(v, (64, 8, 8)) + 1
+  z[...] = tt.reshape(tt.transpose(v), (4096,)) * 2
+
+
+@case
+def any_reshapes_of_values(rng):
+  x, row = normal(rng, 64, 64), normal(rng, 64)
+  call = tt.tile_call(any_reshapes_kernel, out(((64, 8, 8), np.float32), ((4096,), np.float32)), grid=1)
+  v = f64(x) * f64(row)[:, None]
+  return Case(call, (x, row), (v.reshape(64, 8, 8) + 1, v.T.reshape(4096) * 2), "elementwise")

@@ -82,7 +82,7 @@ def _slice(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
 
 @layout_rules.register(ops.reshape_p)
 def _reshape(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
-  """Reshapes that only add or remove dimensions of one; others are relaid out."""
+  """Element by element in memory order: the layout of one side follows from that of the other."""
   (x,), (out,) = eqn.values, eqn.outvars
   if not is_distributed(x) or not is_distributed(out):
     return
@@ -90,7 +90,17 @@ def _reshape(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
   if [n for n in small if n != 1] == [n for n in large if n != 1]:
     yield Relates(x, out, eqn, lambda l: _ones(l, small, large), lambda l: _ones(l, large, small))
   else:
+    yield Relates(x, out, eqn, lambda l: _reshaped(l, small, large), lambda l: _reshaped(l, large, small))
     yield Prefers(out, default_layout(out, eqn, ctx), eqn, math.prod(out.shape))
+
+
+def _reshaped(layout: Layout, source: tuple[int, ...], target: tuple[int, ...]) -> Layout | None:
+  """The layout of the reshaped value whose elements stay where they are; None where it is padded, or is none."""
+  table = layout.table(("warp", "lane", "reg"))
+  if layout.valid != layout.shape or (table < 0).any():
+    return None
+  flat = np.ravel_multi_index(tuple(np.moveaxis(table, -1, 0)), source)
+  return fit_layout(np.stack(np.unravel_index(flat, target), -1), target)
 
 
 def _ones(layout: Layout, source: tuple[int, ...], target: tuple[int, ...]) -> Layout:

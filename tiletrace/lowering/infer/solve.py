@@ -24,6 +24,7 @@ from tiletrace.core.errors import LayoutError
 from tiletrace.core.graph import Block, Eqn, TileGraph, Var, walk
 from tiletrace.core.ops.reduce import REDUCTIONS
 from tiletrace.core.ops.relayout import relayout_p
+from tiletrace.core.ops.shape import slice_p
 from tiletrace.core.types import RefType, TileType
 from tiletrace.lowering.facts import Facts
 from tiletrace.lowering.infer.constraints import (
@@ -223,6 +224,9 @@ class _Converter:
       elif isinstance(c, Relates) and not self._agrees(c):
         if isinstance(c.operand.type, RefType) or c.backward(self.layouts[c.out]) is None:
           produced = c.forward(self.layouts[c.operand])
+          if produced is None and eqn.primitive is slice_p:
+            out.append(_cut_through_shared(eqn))
+            return
           if produced is None:
             raise LayoutError(f"this {eqn.primitive} does not cut whole registers of every thread", loc=eqn.loc,
                               hint=f"the operand's layout is {self.layouts[c.operand]}; take other bounds, or go "
@@ -262,7 +266,14 @@ class _Converter:
 
   def _convert(self, source: Var, target: Var, eqn: Eqn) -> Eqn:
     how = classify(self.layouts[source], self.layouts[target])
-    return Eqn(relayout_p, (source,), (target,), {"how": how}, eqn.loc)
+    return Eqn(relayout_p, (source,), (target,), {"how": how, "cut": None}, eqn.loc)
+
+
+def _cut_through_shared(eqn: Eqn) -> Eqn:
+  """A slice whose elements lie in other threads than its result."""
+  start, limit, strides = (eqn.params[k] for k in ("start", "limit", "strides"))
+  cut = (start, limit, strides or (1,) * len(start))
+  return Eqn(relayout_p, eqn.invars, eqn.outvars, {"how": "shared", "cut": cut}, eqn.loc)
 
 
 def holds(have: Layout, want: Layout) -> bool:

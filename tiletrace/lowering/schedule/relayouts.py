@@ -3,9 +3,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from tiletrace.core.graph import Block, Eqn, Var
+from tiletrace.core.graph import Atom, Block, Eqn, RefOperand, Var
 from tiletrace.core.ops.relayout import relayout_p
-from tiletrace.core.types import Space
+from tiletrace.core.types import Space, View, ViewDim
 from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.layouts.shared import SWIZZLES, shared_layout
 from tiletrace.lowering.schedule.builder import Builder, whole
@@ -39,10 +39,10 @@ class RelayoutLowering:
     return dataclasses.replace(block, eqns=tuple(eqns))
 
   def _through_shared(self, eqn: Eqn) -> list[Eqn]:
-    (value,), (out,) = eqn.values, eqn.outvars
+    (value,), (out,), cut = eqn.values, eqn.outvars, eqn.params["cut"]
     alloc = Builder(eqn.loc)
-    buffer = alloc.alloc(Space.SHARED, out.type.shape, out.type.dtype, "relayout")  # type: ignore[union-attr]
-    self.layouts[buffer] = _scratch_layout(out)
+    buffer = alloc.alloc(Space.SHARED, value.type.shape, value.type.dtype, "relayout")
+    self.layouts[buffer] = _scratch_layout(value, swizzled=cut is None)
     self.scratch += alloc.eqns
     b = Builder(eqn.loc)
     if self.syncs:
@@ -50,17 +50,23 @@ class RelayoutLowering:
     b.store(whole(buffer), value, dispatch="direct")
     if self.syncs:
       b.sync()
-    loaded = b.load(whole(buffer))
+    loaded = b.load(whole(buffer) if cut is None else RefOperand(buffer, _box(cut), ()))
     load = b.eqns.pop()
     assert load.outvars == (loaded,)
     return [*b.eqns, load.replace(outvars=(out,))]
 
 
-def _scratch_layout(value: Var) -> Layout:
-  shape, bits = value.type.shape, max(8, value.type.dtype.itemsize * 8)  # type: ignore[union-attr]
+def _box(cut: tuple[tuple[int, ...], ...]) -> View:
+  dims = tuple(ViewDim(start, len(range(start, limit, stride)), stride) for start, limit, stride in zip(*cut, strict=True))
+  return View(dims, tuple(range(len(dims))))
+
+
+def _scratch_layout(value: Atom, *, swizzled: bool) -> Layout:
+  """A slice may start where no swizzle's period does."""
+  shape, bits = value.type.shape, max(8, value.type.dtype.itemsize * 8)
   row = shape[-1] * bits // 8
   rows = 1
   for n in shape[:-1]:
     rows *= n
-  swizzle = next((s for s in SWIZZLES if s and row % s == 0 and rows % 8 == 0 and len(shape) == 2), 0)
+  swizzle = next((s for s in SWIZZLES if swizzled and s and row % s == 0 and rows % 8 == 0 and len(shape) == 2), 0)
   return shared_layout(shape, bits, swizzle)
