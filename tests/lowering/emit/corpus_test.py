@@ -9,6 +9,7 @@ from tests.gpu import (  # noqa: F401  (they register)
   corpus_gemm,
   corpus_memory,
   corpus_reduce,
+  corpus_tails,
 )
 from tests.gpu.corpus import CASES, build
 from tests.lowering.kernels import assemble

@@ -1,13 +1,18 @@
 """Copies that the threads of the scope make themselves: cp.async, and loads and stores through registers."""
 from __future__ import annotations
 
+import dataclasses
+
 from tiletrace.core.graph import Eqn
 from tiletrace.core.types import Space
 from tiletrace.lowering.emit.context import EmitContext
 from tiletrace.lowering.emit.global_access import GlobalAccess
 from tiletrace.lowering.emit.memory import collect, scatter
 from tiletrace.lowering.emit.shared_access import SharedAccess
+from tiletrace.lowering.emit.values import Elements
 from tiletrace.lowering.ptx import isa
+
+PART_REGISTERS = 32  # of a thread, in flight twice; a load of 4 bytes or fewer takes one
 
 
 def emit_cp_async(ctx: EmitContext, eqn: Eqn) -> None:
@@ -34,12 +39,7 @@ def emit_copy_through_registers(ctx: EmitContext, eqn: Eqn) -> None:
   src, dst = eqn.refs
   layout, dtype = eqn.params["layout"], src.type.dtype
   if src.type.space is Space.GLOBAL:
-    outside, inside = GlobalAccess(ctx, src, eqn.params["guard"], layout), SharedAccess(ctx, dst, layout)
-    size, groups = outside.groups(eqn.params["vec"])
-    fill = eqn.params["fill_value"] if outside.may_overhang else None
-    value = collect(ctx, dtype, outside.count, groups, size, lambda i, regs, kind: _global_load(
-        ctx, outside, groups[i][0], regs, kind), eqn, fill)
-    scatter(ctx, value, inside.groups, inside.size, inside.store)
+    _emit_load_to_shared(ctx, eqn)
     return
   inside = SharedAccess(ctx, src, layout)
   value = collect(ctx, dtype, inside.count, inside.groups, inside.size, inside.load, eqn, inside.fill)
@@ -50,6 +50,78 @@ def emit_copy_through_registers(ctx: EmitContext, eqn: Eqn) -> None:
   outside = GlobalAccess(ctx, dst, eqn.params["guard"], layout, storing=True)
   size, groups = outside.groups(eqn.params["vec"])
   scatter(ctx, value, groups, size, lambda i, regs, kind: _global_store(ctx, outside, groups[i][0], regs, kind))
+
+
+def _emit_load_to_shared(ctx: EmitContext, eqn: Eqn) -> None:
+  """In parts: the loads of one are issued before the stores of the part before it, so that two are in flight and no
+  more than their registers are live."""
+  src, dst = eqn.refs
+  layout, dtype = eqn.params["layout"], src.type.dtype
+  outside, inside = GlobalAccess(ctx, src, eqn.params["guard"], layout), SharedAccess(ctx, dst, layout)
+  size, groups = outside.groups(eqn.params["vec"])
+  fill = eqn.params["fill_value"] if outside.may_overhang else None
+
+  def load(part: _Part) -> Elements:
+    return collect(ctx, dtype, len(part.registers), part.local(part.loads), size, lambda i, regs, kind: _global_load(
+        ctx, outside, part.loads[i][0], regs, kind), eqn, fill)
+
+  def store(part: _Part, value: Elements) -> None:
+    at = [inside.groups.index(g) for g in part.stores]
+    scatter(ctx, value, part.local(part.stores), inside.size, lambda i, regs, kind: inside.store(at[i], regs, kind))
+
+  pending: tuple[_Part, Elements] | None = None
+  for part in _parts(groups, inside.groups, _part_registers(size, dtype.itemsize)):
+    loaded = part, load(part)
+    if pending is not None:
+      store(*pending)
+    pending = loaded
+  if pending is not None:
+    store(*pending)
+
+
+def _part_registers(size: int, itemsize: int) -> int:
+  """Elements of a part, whose loads of `size` bytes take PART_REGISTERS registers."""
+  return PART_REGISTERS // (max(4, size) // 4) * (size // itemsize)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Part:
+  """Registers of a fragment, and the loads and stores that make them up."""
+  registers: list[int]
+  loads: list[list[int]]
+  stores: list[list[int]]
+
+  def local(self, groups: list[list[int]]) -> list[list[int]]:
+    """The groups, as indices into `registers`."""
+    at = {r: i for i, r in enumerate(self.registers)}
+    return [[at[r] for r in g] for g in groups]
+
+
+def _parts(loads: list[list[int]], stores: list[list[int]], at_most: int) -> list[_Part]:
+  """Cuts a fragment where neither a load nor a store is cut, into parts of `at_most` registers or one access."""
+  store_of = {r: i for i, g in enumerate(stores) for r in g}
+  load_of = {r: i for i, g in enumerate(loads) for r in g}
+  parts: list[_Part] = []
+  seen: set[int] = set()
+  for i, first in enumerate(loads):
+    if i in seen:
+      continue
+    registers, unseen = dict.fromkeys(first), list(first)
+    while unseen:
+      r = unseen.pop()
+      for other in (*loads[load_of[r]], *stores[store_of[r]]):
+        if other not in registers:
+          registers[other] = None
+          unseen.append(other)
+    mine = list(dict.fromkeys(load_of[r] for r in registers))
+    seen.update(mine)
+    stored = dict.fromkeys(store_of[r] for r in registers)
+    part = _Part(list(registers), [loads[j] for j in mine], [stores[j] for j in stored])
+    if parts and len(parts[-1].registers) + len(registers) <= at_most:
+      parts[-1] = _Part(*(a + b for a, b in zip(dataclasses.astuple(parts[-1]), dataclasses.astuple(part))))
+    else:
+      parts.append(part)
+  return parts
 
 
 def _global_load(ctx: EmitContext, access: GlobalAccess, reg: int, regs, kind) -> None:

@@ -115,8 +115,8 @@ class Builder:
   def role(self, first: int, count: int, regs: int | None, body: Block) -> None:
     self.bind(roles.warpgroup_p, (), {"first": first, "count": count, "regs": regs}, (body,))
 
-  def when(self, pred: Atom, body: Block) -> None:
-    self.bind(control.cond_p, (pred,), {}, (body,))
+  def when(self, pred: Atom, body: Block, *otherwise: Block) -> None:
+    self.bind(control.cond_p, (pred,), {}, (body, *otherwise))
 
   def for_loop(self, lo: Atom | int, hi: Atom | int, step: Atom | int, body: Block) -> None:
     operands = [i32(x) if isinstance(x, int) else x for x in (lo, hi, step)]

@@ -74,7 +74,8 @@ class Consumer:
       b = Builder(eqn.loc)
       for resources, segment in self._starts.get(eqn, ()):
         opened.append(self._acquire(b, resources, segment, block))
-      self._complete(b, groups, next((i for i in reversed(range(len(groups))) if conflicts(eqn, groups[i].pending)), -1))
+      conflicting = (i for i in reversed(range(len(groups))) if conflicts(eqn, groups[i].pending))
+      self._complete(b, groups, next(conflicting, -1))
       out += b.eqns
       group = self._equation(eqn, out)
       if group is not None:
@@ -187,7 +188,8 @@ class Consumer:
             live.state.advance(b)
           out += b.eqns
       else:
-        out.append(rewritten.replace(blocks=tuple(map(self.block, rewritten.blocks))) if rewritten.blocks else rewritten)
+        blocks = tuple(map(self.block, rewritten.blocks))
+        out.append(rewritten.replace(blocks=blocks) if blocks else rewritten)
     after = Builder(loop.loc)
     after.bind(mma.wgmma_wait_p, (), {"n": 0})
     trips = self._may_be_empty(loop)

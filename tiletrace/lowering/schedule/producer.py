@@ -4,12 +4,14 @@ from __future__ import annotations
 import dataclasses
 
 from tiletrace.core.effects import Access, RefEffect
-from tiletrace.core.graph import Atom, Block, Eqn, RefOperand, TileGraph, Var, prefixed, walk
+from tiletrace.core.graph import Atom, Block, Eqn, Literal, RefOperand, TileGraph, Var, prefixed, walk
 from tiletrace.core.rules import effects
 from tiletrace.core.types import RefType, Space
 from tiletrace.lowering.schedule.builder import Builder, RingState
 from tiletrace.lowering.schedule.consumer import RingResources
-from tiletrace.lowering.schedule.rings import Ring
+from tiletrace.lowering.schedule.fill import FillLoop, Push, drain, fill, is_async, lag_of
+from tiletrace.lowering.schedule.rings import Ring, is_tma
+from tiletrace.lowering.select.memory import ThreadCopy
 
 
 def slice_refusal(graph: TileGraph, rings: list[Ring]) -> str | None:
@@ -61,7 +63,10 @@ def _slice(block: Block, copies: set[Eqn], written: set[Var]) -> Block:
 
 
 def _is_scalar(eqn: Eqn, written: set[Var]) -> bool:
-  if len(eqn.outvars) != 1 or getattr(eqn.outvars[0].type, "shape", None) != () or isinstance(eqn.outvars[0].type, RefType):
+  if len(eqn.outvars) != 1:
+    return False
+  type_ = eqn.outvars[0].type
+  if getattr(type_, "shape", None) != () or isinstance(type_, RefType):
     return False
   if eqn.primitive.name == "load":
     return eqn.refs[0].type.space is Space.GLOBAL and eqn.refs[0].root not in written
@@ -69,51 +74,93 @@ def _is_scalar(eqn: Eqn, written: set[Var]) -> bool:
 
 
 class Producer:
-  """Writes the producer's block for the rings, with fresh variables."""
+  """Writes the producer's block for the rings, with fresh variables.
 
-  def __init__(self, rings: list[RingResources], states: dict[RingResources, RingState]):
-    self.states = states
+  Args:
+    plans: how a warpgroup makes each copy that TMA does not. Without any, the block is for one thread.
+  """
+
+  def __init__(self, rings: list[RingResources], states: dict[RingResources, RingState], plans: dict[Eqn, ThreadCopy]):
+    self.states, self.plans = states, plans
     self._of = {c: (r, s) for r in rings for s in r.ring.segments for c in s.copies}
 
   def block(self, graph: TileGraph) -> Block:
     """The whole kernel's slice, before it is placed on the grid."""
     written = _written(graph)
-    return self._block(_slice(graph.body, set(self._of), written), {})
+    return self._block(dataclasses.replace(_slice(graph.body, set(self._of), written), invars=()), {})
 
-  def _block(self, block: Block, env: dict[Var, Atom]) -> Block:
+  def _block(self, block: Block, env: dict[Var, Atom], loop: Eqn | None = None) -> Block:
+    """A block; `loop`: it is the body of this loop, whose operands are the producer's already."""
     invars = tuple(self._fresh(v, env) for v in block.invars)
+    around = self._fill_loop(block, invars, loop) if loop is not None else None
     out: list[Eqn] = []
     for eqn in block.eqns:
       if eqn in self._of:
         resources, segment = self._of[eqn]
         if eqn is segment.copies[-1]:
-          out += self._push(resources, segment.copies, env)
+          out += self._push(resources, segment.copies, env, around)
         continue
-      invars_ = tuple(env.get(a, a) if isinstance(a, Var) else a for a in eqn.invars)
-      blocks = tuple(self._block(b, env) for b in eqn.blocks)
-      outvars = tuple(self._fresh(v, env) for v in eqn.outvars)
-      out.append(eqn.replace(invars=invars_, blocks=blocks, outvars=outvars))
+      moved = eqn.replace(invars=tuple(env.get(a, a) if isinstance(a, Var) else a for a in eqn.invars))
+      inner = moved if eqn.primitive.name == "for_loop" else None
+      blocks = tuple(self._block(b, env, inner) for b in eqn.blocks)
+      out.append(moved.replace(blocks=blocks, outvars=tuple(self._fresh(v, env) for v in eqn.outvars)))
+      if inner is not None:
+        out += self._drain(eqn.blocks[0], blocks[0], moved)
     return Block(invars, tuple(out), ())
+
+  # ---- arrivals that come late
+
+  def _fill_loop(self, body: Block, invars: tuple[Var, ...], loop: Eqn) -> FillLoop | None:
+    """What cp.async in the loop needs to arrive late; None where the loop does not push each ring once an iteration."""
+    lo, hi, step = loop.values[:3]
+    pushes = self._pushes(body)
+    rings = [r for r, _ in pushes]
+    nested = any(e in self._of for eqn in body.eqns for b in eqn.blocks for e in walk(b))
+    if not pushes or nested or len(set(rings)) < len(rings) or not isinstance(step, Literal) or step.value != 1:
+      return None
+    groups = sum(any(map(is_async, copies)) for _, copies in pushes)
+    return FillLoop(invars[0], lo, hi, groups, lag_of([r.ring for r in rings]))
+
+  def _pushes(self, body: Block) -> list[tuple[RingResources, tuple[Eqn, ...]]]:
+    found = (self._of[e] for e in body.eqns if e in self._of)
+    return list(dict.fromkeys((r, s.copies) for r, s in found))
+
+  def _drain(self, body: Block, written: Block, loop: Eqn) -> list[Eqn]:
+    around = self._fill_loop(body, written.invars, loop)
+    if around is None:
+      return []
+    late = [(r, self.states[r]) for r, copies in self._pushes(body) if any(map(is_async, copies))]
+    b = Builder(loop.loc)
+    drain(b, around, late)
+    return b.eqns
 
   def _fresh(self, v: Var, env: dict[Var, Atom]) -> Var:
     new = Var(v.type, v.hint)
     env[v] = new
     return new
 
-  def _push(self, resources: RingResources, copies: tuple[Eqn, ...], env: dict[Var, Atom]) -> list[Eqn]:
+  def _push(self, resources: RingResources, copies: tuple[Eqn, ...], env: dict[Var, Atom],
+            loop: FillLoop | None) -> list[Eqn]:
     """acquire the slot, expect all bytes of the push, start every copy, go on."""
     b = Builder(copies[0].loc)
     state = self.states[resources]
     slot = state.slot(b)
     b.wait(resources.empty, slot, state.phase(b))
-    b.arrive_expect_tx(resources.full, slot, resources.ring.nbytes)
+    moved = []
     for copy in copies:
-      inner = Builder(copy.loc)
       src, dst = copy.refs
       src = RefOperand(src.root, src.view, tuple(env.get(a, a) if isinstance(a, Var) else a for a in src.dyn))
       view, dynamic = prefixed(dst.view, slot)
-      target = RefOperand(resources.buffers[dst.root], view, dynamic)
-      inner.copy_async(src, target, (resources.full, slot))
-      b.eqns += inner.eqns
+      moved.append((copy, src, RefOperand(resources.buffers[dst.root], view, dynamic)))
+    if self.plans:
+      by_tma = tuple(m for m in moved if is_tma(m[0]))
+      by_threads = tuple((*m, self.plans[m[0]]) for m in moved if not is_tma(m[0]))
+      fill(b, Push(resources, state, slot, by_tma, by_threads), loop)
+    else:
+      b.arrive_expect_tx(resources.full, slot, resources.ring.nbytes)
+      for copy, src, dst in moved:
+        inner = Builder(copy.loc)
+        inner.copy_async(src, dst, (resources.full, slot))
+        b.eqns += inner.eqns
     state.advance(b)
     return b.eqns

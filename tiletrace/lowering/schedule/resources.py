@@ -15,22 +15,29 @@ from tiletrace.lowering.wgmma_plan import wgmma_plan
 BARRIER_BYTES = 8
 PRODUCER_REGISTERS = 24
 _BESIDE_ACCUMULATOR = 26  # registers that an instruction with an accumulator of 128 needs beside it (ptxas 13.0: 154)
+COPYING_REGISTERS = {2: 88, 3: 80}  # of a producer whose threads copy: 64 in flight, and addresses
+_FEWEST_COPYING_REGISTERS = 56
 _MAX_CONSUMER_REGISTERS = 240
 
 
-def register_budget(consumers: int, target: Target) -> tuple[int, int] | None:
+def register_budget(consumers: int, target: Target, copies: bool = False) -> tuple[int, int] | None:
   """(producer, consumer) registers per thread, or None where every thread gets what it can use at launch.
 
-  setmaxnreg moves registers between warpgroups in units of 8; all of them together hold what the SM has, and 24 is
-  what an idle producer needs (PTX ISA, setmaxnreg).
+  setmaxnreg moves registers between warpgroups in units of 8; all of them together hold what the CTA got at launch, and
+  24 is what an idle producer needs (PTX ISA, setmaxnreg).
+
+  Args:
+    copies: the producer's threads copy themselves.
   """
   if consumers < 2:
     return None
-  per_thread = target.registers // 128
-  each = min(_MAX_CONSUMER_REGISTERS, (per_thread - PRODUCER_REGISTERS) // consumers // 8 * 8)
-  entry = per_thread // (consumers + 1) // 8 * 8
-  producer = PRODUCER_REGISTERS if each < 160 or consumers != 3 else 32
-  assert producer <= entry <= each and producer + consumers * each <= per_thread, (consumers, producer, each)
+  entry = target.registers // 128 // (consumers + 1) // 8 * 8
+  pool = entry * (consumers + 1)
+  producer = COPYING_REGISTERS.get(consumers, _FEWEST_COPYING_REGISTERS) if copies else PRODUCER_REGISTERS
+  each = min(_MAX_CONSUMER_REGISTERS, (pool - producer) // consumers // 8 * 8)
+  if consumers == 3 and not copies:
+    producer = 32
+  assert producer <= entry <= each and producer + consumers * each <= pool, (consumers, producer, each)
   return producer, each
 
 

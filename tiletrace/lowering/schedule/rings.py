@@ -1,12 +1,13 @@
 """Rings: which shared buffers are FIFOs of slots, pushed by copies and popped by their last use.
 
-A buffer is a ring if every write to it is a copy of the whole buffer from global memory, and everything that such a
-copy brings is used in the block of the copy, before the next one. Buffers that are pushed side by side and used over
-the same stretch share their barriers.
+A buffer is a ring if every write to it is a copy of the whole buffer from global memory, by TMA or, in a loop of
+several stages, by threads, and everything that such a copy brings is used in the block of the copy, before the next
+one. Buffers that are pushed side by side and used over the same stretch share their barriers.
 """
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterator
 
 from tiletrace.core.effects import Access, RefEffect
 from tiletrace.core.graph import Block, Eqn, TileGraph, Var, walk
@@ -38,6 +39,20 @@ class Ring:
   def name(self) -> str:
     return "_".join(v.hint or "buffer" for v in self.buffers)
 
+  @property
+  def by_tma(self) -> bool:
+    """A phase has an arrival with TMA's bytes."""
+    return any(is_tma(c) for s in self.segments for c in s.copies)
+
+  @property
+  def by_threads(self) -> bool:
+    """A phase has an arrival of a warpgroup whose threads copy."""
+    return any(not is_tma(c) for s in self.segments for c in s.copies)
+
+
+def is_tma(copy: Eqn) -> bool:
+  return copy.params["dispatch"] == "tma"
+
 
 def shared_uses(eqn: Eqn) -> set[Var]:
   """Shared buffers that an equation, blocks included, reads or writes."""
@@ -45,22 +60,41 @@ def shared_uses(eqn: Eqn) -> set[Var]:
   return {r.root for e in (eqn, *inner) for r in e.refs if r.type.space is Space.SHARED}
 
 
-def _is_push(eqn: Eqn, buffer: Var) -> bool:
-  if eqn.primitive.name != "copy" or eqn.params["dispatch"] != "tma":
+def _is_push(eqn: Eqn, buffer: Var, stages: int, fillable: Callable[[Var], bool]) -> bool:
+  if eqn.primitive.name != "copy":
     return False
   src, dst = eqn.refs
-  return dst.root is buffer and dst.view.is_whole and src.type.space is Space.GLOBAL
+  whole = dst.root is buffer and dst.view.is_whole and src.type.space is Space.GLOBAL
+  return whole and (is_tma(eqn) or (stages > 1 and fillable(buffer)))
 
 
-def find_rings(graph: TileGraph) -> tuple[list[Ring], list[str]]:
-  """The rings of a graph, and for each other shared buffer that a copy fills the reason why it is none."""
+def _depth(eqn: Eqn, around: int) -> int:
+  """Stages of the blocks inside an equation."""
+  depth = eqn.params.get("num_stages") if eqn.primitive.name == "for_loop" else None
+  return depth or around
+
+
+def _walk_stages(block: Block, stages: int) -> Iterator[tuple[Eqn, int]]:
+  """Every equation with the stages of the loop around it."""
+  for eqn in block.eqns:
+    yield eqn, stages
+    for inner in eqn.blocks:
+      yield from _walk_stages(inner, _depth(eqn, stages))
+
+
+def find_rings(graph: TileGraph, fillable: Callable[[Var], bool]) -> tuple[list[Ring], list[str]]:
+  """The rings of a graph, and for each other shared buffer that a copy fills the reason why it is none.
+
+  Args:
+    fillable: whether a producer's threads may fill slots of a buffer.
+  """
   notes: list[str] = []
   refused: set[Var] = set()
-  for eqn in walk(graph.body):
+  for eqn, stages in _walk_stages(graph.body, 1):
     for effect in effects(eqn) if not eqn.blocks else ():
       if isinstance(effect, RefEffect) and effect.access is Access.WRITE:
         ref = eqn.refs[effect.operand]
-        if ref.type.space is Space.SHARED and not _is_push(eqn, ref.root) and ref.root not in refused:
+        if ref.type.space is Space.SHARED and not _is_push(eqn, ref.root, stages, fillable) and ref.root not in refused:
           refused.add(ref.root)
           how = eqn.params.get("dispatch") if eqn.primitive.name == "copy" else None
           what = f"a {how} copy" if how else f"'{eqn.primitive}'"
@@ -101,10 +135,9 @@ def _collect(block: Block, stages: int, refused: set[Var], out: dict, notes: lis
   pushes: list[tuple[int, Eqn]] = []
   for i, eqn in enumerate(block.eqns):
     for inner in eqn.blocks:
-      depth = eqn.params.get("num_stages") if eqn.primitive.name == "for_loop" else None
-      _collect(inner, depth or stages, refused, out, notes)
-    if eqn.primitive.name == "copy" and eqn.refs[1].root not in refused and _is_push(eqn, eqn.refs[1].root):
-      pushes.append((i, eqn))
+      _collect(inner, _depth(eqn, stages), refused, out, notes)
+    if eqn.primitive.name == "copy" and eqn.refs[1].type.space is Space.SHARED and eqn.refs[1].root not in refused:
+      pushes.append((i, eqn))  # whatever else writes the buffer is refused
   spans: list[tuple[int, Eqn, int, int]] = []
   for n, (i, eqn) in enumerate(pushes):
     buffer = eqn.refs[1].root

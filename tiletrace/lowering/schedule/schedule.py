@@ -30,9 +30,17 @@ from tiletrace.lowering.schedule.producer import Producer, slice_refusal
 from tiletrace.lowering.schedule.program import Program
 from tiletrace.lowering.schedule.reductions import ReductionLowering
 from tiletrace.lowering.schedule.relayouts import RelayoutLowering
-from tiletrace.lowering.schedule.resources import check_instructions, check_launch, check_registers, place_buffers, register_budget
-from tiletrace.lowering.schedule.rings import Ring, find_rings, uses_outside_segments
+from tiletrace.lowering.schedule.resources import (
+  buffer_bytes,
+  check_instructions,
+  check_launch,
+  check_registers,
+  place_buffers,
+  register_budget,
+)
+from tiletrace.lowering.schedule.rings import Ring, find_rings, is_tma, uses_outside_segments
 from tiletrace.lowering.schedule.syncs import place_syncs
+from tiletrace.lowering.select.memory import ThreadCopy, thread_copy
 from tiletrace.lowering.select.select import Selected, context, demote_copies
 from tiletrace.lowering.shared_views import stack
 from tiletrace.lowering.target import Target
@@ -88,9 +96,13 @@ class _Scheduler:
     # Rings are found last: they name equations, and rewriting a block would make others of them.
     body, self.allocs = _split_allocs(elide_zero_stores(body, self._runs))
     graph = self.graph.replace(body=body)
-    rings, notes = find_rings(graph)
-    self.notes += notes
+    rings, notes = find_rings(graph, self._fillable)
     refusal = self._refusal(graph, rings)
+    if refusal is not None and any(r.by_threads for r in rings):
+      self.notes.append(f"only TMA copies go to a producer: {refusal}")
+      rings, notes = find_rings(graph, lambda buffer: False)
+      refusal = self._refusal(graph, rings)
+    self.notes += notes
     if rings and refusal is None:
       return self._specialised(graph, rings)
     if rings:
@@ -100,6 +112,10 @@ class _Scheduler:
   def _runs(self, loop: Eqn) -> bool:
     lo, hi = (self.facts[a] for a in loop.values[:2])
     return lo.hi < hi.lo
+
+  def _fillable(self, buffer: Var) -> bool:
+    """Slots of whole 128 bytes stay aligned for the widest access."""
+    return buffer_bytes(buffer, self.layouts) % 128 == 0
 
   def _refusal(self, graph: TileGraph, rings: list[Ring]) -> str | None:
     """Why the copies do not go to a producer."""
@@ -118,8 +134,9 @@ class _Scheduler:
     resources = [self._resources(head, r, consumers) for r in rings]
     own = self._place_allocs(head, ring_vars)
     expand, staging = self._epilogue(head, graph.body, consumers)
-    budget = register_budget(consumers, self.target)
-    head.role(0, 1, budget[0] if budget else None, self._producer(graph, resources))
+    plans = self._plans(graph, rings)
+    budget = register_budget(consumers, self.target, copies=bool(plans))
+    head.role(0, 1, budget[0] if budget else None, self._producer(graph, resources, plans))
     head.role(1, consumers, budget[1] if budget else None, self._consumers(graph, resources, own, expand, staging))
     self._report(rings, resources)
     return graph.replace(body=dataclasses.replace(graph.body, eqns=tuple(head.eqns))), WARPGROUP * (1 + consumers)
@@ -131,18 +148,25 @@ class _Scheduler:
       new = head.alloc(Space.SHARED, shape, v.type.dtype, v.hint or "buffer")  # type: ignore[union-attr]
       self.layouts[new] = stack(self.layouts[v], ring.slots, v.type.dtype.itemsize * 8)  # type: ignore[union-attr]
       buffers[v] = new
-    full = head.alloc_barrier(ring.slots, 1, "full")
+    full = head.alloc_barrier(ring.slots, ring.by_tma + ring.by_threads, "full")
     empty = head.alloc_barrier(ring.slots, consumers, "empty")
     return RingResources(ring, buffers, full, empty)
 
-  def _producer(self, graph: TileGraph, resources: list[RingResources]) -> Block:
-    """One elected thread: ring states, then the sliced kernel on the grid. It starts with phase 1: slots are empty."""
-    thread = Builder(graph.loc)
-    states = {r: RingState.make(thread, r.ring.slots, phase=1) for r in resources}
-    work = place_on_grid(Producer(resources, states).block(graph), graph.options, Builder(graph.loc))
-    thread.eqns += work.eqns
+  def _plans(self, graph: TileGraph, rings: list[Ring]) -> dict[Eqn, ThreadCopy]:
+    """How one warpgroup makes each copy into the rings that TMA does not make."""
+    ctx = dataclasses.replace(context(graph, self.layouts, self.target, self.options), warpgroups=lambda eqn: 1)
+    return {c: thread_copy(c, ctx) for r in rings for s in r.segments for c in s.copies if not is_tma(c)}
+
+  def _producer(self, graph: TileGraph, resources: list[RingResources], plans: dict[Eqn, ThreadCopy]) -> Block:
+    """Ring states, then the sliced kernel on the grid: one elected thread where TMA makes all copies, else the whole
+    warpgroup. It starts with phase 1: slots are empty."""
+    b = Builder(graph.loc)
+    states = {r: RingState.make(b, r.ring.slots, phase=1) for r in resources}
+    b.eqns += place_on_grid(Producer(resources, states, plans).block(graph), graph.options, Builder(graph.loc)).eqns
+    if plans:
+      return b.block()
     role = Builder(graph.loc)
-    role.elect(thread.block())
+    role.elect(b.block())
     return role.block()
 
   def _consumers(self, graph: TileGraph, resources: list[RingResources], own: set[Var], expand: Expand,
@@ -155,7 +179,8 @@ class _Scheduler:
     rewriter = Consumer(resources, states, graph.options.warpgroups, self.facts)
     work = self._ordered(expand(rewriter.block(body)), graph, own)
     self.notes += rewriter.notes
-    deferred = self._defer(work) if staging is not None and graph.options.persistent else None
+    by_threads = any(r.ring.by_threads for r in resources)      # their producer takes the registers that deferral needs
+    deferred = self._defer(work) if staging is not None and graph.options.persistent and not by_threads else None
     if deferred is not None:
       b.eqns += deferred.setup
       work = deferred.work
@@ -169,7 +194,7 @@ class _Scheduler:
   def _defer(self, work: Block) -> Deferred | None:
     found = defer_epilogue(work, self.layouts, self.facts)
     if isinstance(found, Deferred):
-      self.notes.append("the epilogue is deferred: a tile is stored while the first two k-blocks of the next are in flight")
+      self.notes.append("the epilogue is deferred: a tile is stored with the next tile's first two k-blocks in flight")
       return found
     self.notes.append(f"the epilogue is not deferred: {found}")
     return None
@@ -216,7 +241,9 @@ class _Scheduler:
 
   def _report(self, rings: list[Ring], resources: list[RingResources]) -> None:
     for r in rings:
-      self.notes.append(f"ring {r.name}: {r.slots} slots of {r.nbytes} bytes, filled by TMA from the producer "
+      copies = dict.fromkeys(c.params["dispatch"] for s in r.segments for c in s.copies)
+      by = ", ".join("TMA" if c == "tma" else f"{c} copies" for c in copies)
+      self.notes.append(f"ring {r.name}: {r.slots} slots of {r.nbytes} bytes, filled by {by} from the producer "
                         "warpgroup")
 
   # ---- all threads do everything

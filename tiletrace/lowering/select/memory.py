@@ -126,7 +126,8 @@ class ThreadCopy:
 
 
 def thread_copy(eqn: Eqn, ctx: SelectContext) -> ThreadCopy:
-  """The widest access that both sides allow."""
+  """The widest access that both sides allow. Elements narrower than 4 bytes are stored 4 bytes at a time where only
+  their loads are not aligned."""
   src, dst = eqn.refs
   outside, inside = (src, dst) if src.type.space is Space.GLOBAL else (dst, src)
   item, threads = outside.type.dtype.itemsize, ctx.threads(eqn)
@@ -137,11 +138,22 @@ def thread_copy(eqn: Eqn, ctx: SelectContext) -> ThreadCopy:
   while True:
     layout = coalesced(outside, ctx.warpgroups(eqn), vec=vec)
     width = vec if outside.type.space is Space.SHARED else access_width(outside, layout, threads, guard, ctx.facts)
-    size, _ = widest_groups(shared_bytes(place, layout, threads, item), item,
-                            inside_view(coordinates(layout, threads), inside.view.static_shape))
+    size = _shared_width(inside, place, layout, threads)
     if min(width, size // item) >= vec or vec == 1:
-      return ThreadCopy(layout, vec, guard)
+      break
     vec //= 2
+  if vec * item < 4 and outside.type.space is Space.GLOBAL:
+    pairs = coalesced(outside, ctx.warpgroups(eqn), vec=4 // item)
+    if _shared_width(inside, place, pairs, threads) == 4:
+      layout = pairs
+  return ThreadCopy(layout, vec, guard)
+
+
+def _shared_width(ref: RefOperand, place: SharedPlace, layout: Layout, threads: int) -> int:
+  """Bytes of the widest access to a shared view by a fragment of that layout."""
+  item = ref.type.dtype.itemsize
+  inside = inside_view(coordinates(layout, threads), ref.view.static_shape)
+  return widest_groups(shared_bytes(place, layout, threads, item), item, inside)[0]
 
 
 COPY = (
