@@ -57,7 +57,8 @@ def test_every_cast_assembles(to):
       o[k, :] = x[...].astype(to)
       o[k, 0] = x[3].astype(to)
 
-  assemble(lower(kernel, [struct(300, dtype=d) for d in sources], struct(len(sources), 300, dtype=to)))
+  lowered = lower(kernel, [struct(300, dtype=d) for d in sources], struct(len(sources), 300, dtype=to))
+  assert assemble(lowered).registers < 128
 
 
 def ptx(f, dtype=F32, n=128):

@@ -3,9 +3,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from tiletrace.core.graph import Atom, Block, Eqn, RefOperand, Var
+from tiletrace.core.graph import Block, Eqn, RefOperand, Var
+from tiletrace.core.operands import tile_types
 from tiletrace.core.ops.relayout import relayout_p
-from tiletrace.core.types import Space, View, ViewDim
+from tiletrace.core.types import Space, TileType, View, ViewDim
 from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.layouts.shared import SWIZZLES, shared_layout
 from tiletrace.lowering.schedule.builder import Builder, whole
@@ -39,15 +40,15 @@ class RelayoutLowering:
     return dataclasses.replace(block, eqns=tuple(eqns))
 
   def _through_shared(self, eqn: Eqn) -> list[Eqn]:
-    (value,), (out,), cut = eqn.values, eqn.outvars, eqn.params["cut"]
+    (value,), (out,), cut = tile_types(eqn.values), eqn.outvars, eqn.params["cut"]
     alloc = Builder(eqn.loc)
-    buffer = alloc.alloc(Space.SHARED, value.type.shape, value.type.dtype, "relayout")
+    buffer = alloc.alloc(Space.SHARED, value.shape, value.dtype, "relayout")
     self.layouts[buffer] = _scratch_layout(value, swizzled=cut is None)
     self.scratch += alloc.eqns
     b = Builder(eqn.loc)
     if self.syncs:
       b.sync()
-    b.store(whole(buffer), value, dispatch="direct")
+    b.store(whole(buffer), eqn.values[0], dispatch="direct")
     if self.syncs:
       b.sync()
     loaded = b.load(whole(buffer) if cut is None else RefOperand(buffer, _box(cut), ()))
@@ -57,13 +58,13 @@ class RelayoutLowering:
 
 
 def _box(cut: tuple[tuple[int, ...], ...]) -> View:
-  dims = tuple(ViewDim(start, len(range(start, limit, stride)), stride) for start, limit, stride in zip(*cut, strict=True))
+  dims = tuple(ViewDim(lo, len(range(lo, hi, step)), step) for lo, hi, step in zip(*cut, strict=True))
   return View(dims, tuple(range(len(dims))))
 
 
-def _scratch_layout(value: Atom, *, swizzled: bool) -> Layout:
+def _scratch_layout(value: TileType, *, swizzled: bool) -> Layout:
   """A slice may start where no swizzle's period does."""
-  shape, bits = value.type.shape, max(8, value.type.dtype.itemsize * 8)
+  shape, bits = value.shape, max(8, value.dtype.itemsize * 8)
   row = shape[-1] * bits // 8
   rows = 1
   for n in shape[:-1]:
