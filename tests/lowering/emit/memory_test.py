@@ -1,0 +1,126 @@
+"""Predicates, fills, vectors and tensor maps of loads, stores and copies."""
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import tiletrace as tt
+from tests.lowering.kernels import BF16, F32, assemble, count, lower, matmul, struct
+from tiletrace.core.errors import ResourceError
+
+
+def copy_kernel(x, y, *, rows, columns):
+  at = tt.block(tt.program_id(0), rows), tt.block(tt.program_id(1), columns)
+  y[at] = x[at]
+
+
+def copied(shape, rows, columns, dtype=F32):
+  x = struct(*shape, dtype=dtype)
+  return lower(copy_kernel, [x], x, grid=(tt.cdiv(shape[0], rows), tt.cdiv(shape[1], columns)),
+               static=dict(rows=rows, columns=columns))
+
+
+def guards(lowered):
+  """Comparisons with the array's extents."""
+  return set(re.findall(r"setp\.lt\.u32 %p\d+, %r\d+, (\d+);", lowered.as_text("ptx")))
+
+
+@pytest.mark.parametrize(("shape", "tested"), [
+  ((64, 128), set()), ((60, 128), {"60"}), ((64, 100), {"100"}), ((60, 100), {"60", "100"})])
+def test_only_dimensions_that_overhang_are_tested(shape, tested):
+  assert guards(copied(shape, 16, 64)) == tested
+
+
+def test_one_test_serves_every_access_of_a_row():
+  tested = re.findall(r"setp\.lt\.u32 %p\d+, (%r\d+), 60;", copied((60, 128), 16, 128).as_text("ptx"))
+  rows = 16 * 128 // 128 // 4 // (128 // 4 // 32)               # that a thread holds: 4 elements each
+  assert len(tested) == 2 * rows                                # once for its load, once for its store
+
+
+def test_padding_of_a_fragment_is_neither_loaded_nor_stored():
+  """7 x 24 in a hull: the rows of the view are tested against 7 though the array goes on."""
+  def kernel(x, y):
+    y[tt.ds(8, 7), :] = x[tt.ds(8, 7), :]
+
+  text = lower(kernel, [struct(64, 24)], struct(64, 24)).as_text("ptx")
+  limit = re.findall(r"setp\.gt\.s32 (%p\d+), 7, %r\d+;", text)
+  assert limit
+  accesses = re.findall(r"^\s*(@%p\d+ )?(?:ld|st)\.global", text, re.MULTILINE)
+  assert accesses and all(accesses)
+
+
+def test_padding_is_not_stored_over_the_next_row_of_shared_memory():
+  def kernel(x, y):
+    s = tt.alloc_shared((7, 33), x.dtype)
+    s[...] = x[...]
+    y[...] = s[...]
+
+  text = lower(kernel, [struct(7, 33)], struct(7, 33)).as_text("ptx")
+  accesses = re.findall(r"^\s*(@%p\d+ )?(?:ld|st)\.shared", text, re.MULTILINE)
+  assert accesses and all(accesses)
+  assert re.search(r"setp\.gt\.s32 %p\d+, 33, %r\d+;", text)
+
+
+def test_registers_that_may_stay_empty_hold_the_fill():
+  def kernel(x, y):
+    y[...] = tt.load(x.at[tt.ds(0, 64)], fill_value=2.5)
+
+  text = lower(kernel, [struct(60)], struct(64)).as_text("ptx")
+  assert len(re.findall(r"mov\.(?:f|b)32 %f\d+, (?:2\.5|0f40200000)", text)) == 4
+
+
+def test_cp_async_past_an_edge_reads_nothing_and_writes_zeros():
+  def kernel(x, y):
+    s = tt.alloc_shared((32, 64), x.dtype)
+    tt.copy(x.at[tt.block(tt.program_id(0), 32), :], s, dispatch="cp_async")
+    y[tt.block(tt.program_id(0), 32), :] = s[...]
+
+  inside, tail = (lower(kernel, [struct(n, 64)], struct(n, 64), grid=2) for n in (64, 40))
+  assert count(inside, r"cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 16;") == 4
+  assert count(tail, r"cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 16, %r\d+;") == 4
+  assert re.search(r"selp\.u32 %r\d+, 16, 0, %p\d+;", tail.as_text("ptx"))
+  assemble(tail)
+
+
+def test_bools_travel_in_words():
+  x = struct(4096, dtype="bool")
+
+  def kernel(x, y):
+    r = tt.block(tt.program_id(0), 2048)
+    y[r] = ~x[r]
+
+  lowered = lower(kernel, [x], x, grid=2)
+  assert count(lowered, "ld.global.v4.b32") == 1 and count(lowered, "st.global.v4.b32") == 1
+  assert count(lowered, "setp.ne.b32") == 16
+  assemble(lowered)
+
+
+def test_tensor_maps_describe_the_arrays():
+  lowered = matmul(1000, 776, 336, bm=128, bn=128, bk=64)
+  maps = {m.argument: m for m in lowered.lowering.emitted.tensor_maps}
+  assert [(maps[i].dims, maps[i].strides, maps[i].box, maps[i].swizzle) for i in range(3)] == [
+    ((336, 1000), (672,), (64, 128), 128), ((776, 336), (1552,), (64, 64), 128), ((776, 1000), (1552,), (64, 64), 128)]
+  assert {m.dtype for m in maps.values()} == {"bfloat16"}
+
+
+def test_a_batch_is_one_dimension_more_of_the_map():
+  def kernel(x, y):
+    s = tt.alloc_shared((32, 64), x.dtype)
+    b = tt.program_id(0)
+    tt.copy(x.at[b, tt.block(tt.program_id(1), 32), :], s)
+    y[b, tt.block(tt.program_id(1), 32), :] = s[...]
+
+  x = struct(3, 70, 64, dtype=BF16)
+  lowered = lower(kernel, [x], x, grid=(3, 3))
+  (m,) = lowered.lowering.emitted.tensor_maps
+  assert (m.dims, m.strides, m.box) == ((64, 70, 3), (128, 8960), (64, 32, 1))
+  assert count(lowered, "cp.async.bulk.tensor.3d") == 1
+
+
+def test_a_grid_over_the_hardwares_limit_is_refused():
+  def kernel(x, y):
+    y[...] = x[...]
+
+  with pytest.raises(ResourceError, match="has 4294967296 programs, the hardware takes 2147483647"):
+    tt.tile_call(kernel, struct(64), grid=(65536, 65536))
