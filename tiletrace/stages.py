@@ -38,6 +38,7 @@ from tiletrace.lowering.variants import Choice
 from tiletrace.lowering.xla.run import run as run_xla
 from tiletrace.report import Report, make_report
 
+_TENSOR_MAP_RANK = 5  # CUDA driver API, cuTensorMapEncodeTiled
 _L2_PROMOTION = 256  # bytes: operands are streamed
 
 
@@ -81,6 +82,8 @@ class TileProgram:
   def batch(self, size: int, batched: tuple[bool, ...]) -> TileProgram:
     """The program of `size` examples at once: one more grid axis; every result and the `batched` operands are wider.
 
+    Where rank 5 would be exceeded the new dimension may be merged with the first (core/batch.py): `in_avals` tells.
+
     Raises:
       ResourceError: more programs than a launch takes.
       LoweringError: the kernel distributes its work over the launch by itself.
@@ -93,7 +96,8 @@ class TileProgram:
                             f"programs, the hardware takes {SM_90A.grid_x}", loc=self.graph.loc,
                             hint="split the batch: jax.lax.map")
       wider = (*batched, *(True,) * len(self.graph.outputs))
-      self._batches[key] = TileProgram(batch(self.graph, size, wider), self.options, self.backend)
+      self._batches[key] = TileProgram(batch(self.graph, size, wider, max_rank=_TENSOR_MAP_RANK), self.options,
+                                        self.backend)
     return self._batches[key]
 
   def image(self, target: str) -> KernelImage:

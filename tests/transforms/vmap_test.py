@@ -1,6 +1,7 @@
 """jax.vmap of a tile_call: one more grid axis, the same kernel, unbatched operands as they are."""
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 
@@ -95,6 +96,28 @@ def test_batched_operands_are_read_by_tma_with_one_more_dimension():
   assert compiled.image.grid == (5 * 4 * 3, 1, 1)
 
 
+def test_dimensions_beyond_the_rank_of_a_tensor_map_are_merged():
+  """Five vmaps of a matrix would be seven dimensions: the outer ones become one, and copies stay TMA."""
+  shapes = [jax.ShapeDtypeStruct(s, BF16) for s in ((256, 128), (128, 192))]
+  program = matmul_call(256, 192).trace(*shapes).program
+  for n in (2, 3, 4, 5, 6):
+    program = program.batch(n, (True, n != 4))
+    verify(program.graph)
+  assert program.graph.options.grid == (6, 5, 4, 3, 2, 4, 3)
+  wanted = [(6 * 5 * 4, 3, 2, 256, 128), (6 * 5, 3, 2, 128, 192), (6 * 5 * 4, 3, 2, 256, 192)]
+  assert [s for s, _ in (*program.in_avals, *program.out_avals)] == wanted
+  assert [m.dims[::-1] for m in Traced(program).lower().compile().image.tensor_maps] == wanted
+
+
+def test_deeply_nested_vmap_gives_every_product():
+  a, b = normal(0, 2, 3, 2, 2, 20, 24, dtype=BF16), normal(1, 2, 2, 2, 24, 16, dtype=BF16)
+  f = matmul
+  for axes in ((0, 0), (0, 0), (0, None), (0, 0)):
+    f = jax.vmap(f, in_axes=axes)
+  want = np.matmul(a.astype(np.float64), b.astype(np.float64)[:, None])
+  assert_close(np.asarray(jax.jit(f)(a, b)), want, "gemm", "nested vmap")
+
+
 def test_pytrees_none_and_several_outputs_go_through_vmap():
   def kernel(tree, bias, y, z):
     assert bias is None
@@ -134,7 +157,7 @@ def test_batched_program_has_its_own_fingerprint_and_a_graph_that_verifies():
   batched = {program.batch(n, m).fingerprint for n in (2, 3) for m in ((True, False), (True, True))}
   assert len(batched | {program.fingerprint}) == 5
   assert program.batch(2, (True, False)) is program.batch(2, (True, False))
-  assert verify(batch(program.graph, 2, (True, True, True))).options.grid == (2, 1, 1)
+  assert verify(batch(program.graph, 2, (True, True, True), max_rank=5)).options.grid == (2, 1, 1)
 
 
 def test_more_programs_than_a_launch_takes_are_refused():
@@ -142,6 +165,46 @@ def test_more_programs_than_a_launch_takes_are_refused():
   with pytest.raises(ResourceError, match=re.escape("4096 examples of a grid of (1048576,) are")) as refused:
     jax.eval_shape(jax.vmap(call), jax.ShapeDtypeStruct((4096, 3, 2), np.float32))
   assert refused.value.loc is not None and refused.value.loc.line == _double_kernel.__code__.co_firstlineno
+
+
+def roles_kernel(a, b, c, *, bm, bn, bk, num_stages):
+  """Level 0, one tile of C for each program: a producer and two consumer warpgroups."""
+  i, j = tt.program_id(0), tt.program_id(1)
+  a_s = tt.alloc_shared((num_stages, bm, bk), a.dtype, layout=tt.swizzle(128))
+  b_s = tt.alloc_shared((num_stages, bk, bn), b.dtype, layout=tt.swizzle(128))
+  full = tt.alloc_barrier(num_stages, arrivals=1)
+  empty = tt.alloc_barrier(num_stages, arrivals=2)
+  trips = tt.cdiv(a.shape[1], bk)
+  with tt.warpgroup(0, regs=24), tt.elect():
+    for k in tt.range(trips):
+      slot, phase = k % num_stages, (k // num_stages) & 1
+      empty[slot].wait(phase ^ 1)
+      full[slot].arrive_expect_tx(a_s.at[0].nbytes + b_s.at[0].nbytes)
+      tt.copy_async(a.at[tt.block(i, bm), tt.block(k, bk)], a_s.at[slot], barrier=full[slot], dispatch="tma")
+      tt.copy_async(b.at[tt.block(k, bk), tt.block(j, bn)], b_s.at[slot], barrier=full[slot], dispatch="tma")
+  with tt.warpgroup(range(1, 3), regs=240):
+    acc = tt.alloc_fragment((bm, bn), jnp.float32)
+    acc[...] = 0
+    for k in tt.range(trips):
+      slot, phase = k % num_stages, (k // num_stages) & 1
+      full[slot].wait(phase)
+      tt.gemm_async(a_s.at[slot], b_s.at[slot], acc)
+      tt.wgmma_wait(0)
+      empty[slot].arrive()
+    c[tt.block(i, bm), tt.block(j, bn)] = acc[...].astype(c.dtype)
+
+
+def roles_call(m, n):
+  return tt.tile_call(functools.partial(roles_kernel, bm=128, bn=128, bk=64, num_stages=3), warpgroups=3,
+                      out_shape=jax.ShapeDtypeStruct((m, n), BF16), grid=(tt.cdiv(m, 128), tt.cdiv(n, 128)))
+
+
+def test_roles_written_by_hand_are_batched_too():
+  shapes = [jax.ShapeDtypeStruct(s, BF16) for s in ((256, 192), (192, 384))]
+  program = roles_call(256, 384).trace(*shapes).program.batch(5, (True, False))
+  image = Traced(program).lower().compile().image
+  assert image.grid == (5 * 2 * 3, 1, 1)
+  assert [m.dims[::-1] for m in image.tensor_maps[:2]] == [(5, 256, 192), (192, 384)]
 
 
 def test_a_kernel_that_distributes_its_own_work_is_refused_at_its_line():
@@ -165,6 +228,14 @@ def test_matmul_under_vmap_on_the_gpu(options, shape, in_axes):
   b = normal(1, *((n,) if in_axes[1] == 0 else ()), inner, columns, dtype=BF16)
   got = jax.jit(jax.vmap(lambda a, b: matmul(a, b, **options), in_axes=in_axes))(a, b)
   assert_close(np.asarray(got), np.matmul(a.astype(np.float64), b.astype(np.float64)), "gemm", "vmap(matmul)")
+
+
+@pytest.mark.gpu
+def test_hand_written_roles_and_deep_nesting_on_the_gpu():
+  a, b = normal(0, 3, 256, 192, dtype=BF16), normal(1, 192, 384, dtype=BF16)
+  got = jax.jit(jax.vmap(roles_call(256, 384), in_axes=(0, None)))(a, b)
+  assert_close(np.asarray(got), np.matmul(a.astype(np.float64), b.astype(np.float64)), "gemm", "vmap(roles)")
+  test_deeply_nested_vmap_gives_every_product()
 
 
 @pytest.mark.gpu

@@ -61,7 +61,10 @@ class Program(Protocol):
     ...
 
   def batch(self, size: int, batched: tuple[bool, ...]) -> Program:
-    """The program of `size` examples: every result, and the operands that are `batched`, get a leading dimension."""
+    """The program of `size` examples: every result, and the operands that are `batched`, get a leading dimension.
+
+    It may come merged with the dimension after it, in `in_avals` and `out_avals`.
+    """
     ...
 
   def image(self, target: str) -> KernelImage:
@@ -187,7 +190,9 @@ def _batch(operands: Sequence[jax.Array], dims: Sequence[int | None], *, program
   batched = tuple(d is not None or i in written for i, d in enumerate(dims))
   operands = [x if not b else jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
               for x, d, b in zip(operands, dims, batched)]
-  results = bind(program.batch(size, batched), *operands)
+  wider = program.batch(size, batched)
+  results = bind(wider, *(x.reshape(shape) for x, (shape, _) in zip(operands, wider.in_avals)))
+  results = [x.reshape(size, *shape) for x, (shape, _) in zip(results, program.out_avals)]
   return results, (0,) * len(results)
 
 
