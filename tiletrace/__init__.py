@@ -83,7 +83,7 @@ from tiletrace.core.ops.memory import (
 )
 from tiletrace.core.ops.mma import FULL_COL, FULL_ROW, SQUARE, gemm, gemm_async, wgmma_wait
 from tiletrace.core.ops.pipeline_state import PipelineState
-from tiletrace.core.ops.reduce import mean, prod
+from tiletrace.core.ops.reduce import argmax, argmin, mean, prod
 from tiletrace.core.ops.roles import elect, warpgroup
 from tiletrace.core.ops.shape import (
   arange,
@@ -110,13 +110,14 @@ __all__ = [
   "FULL_COL", "FULL_ROW", "SQUARE", "AssembleError", "CompileOptions", "ControlFlowError", "ForeignFunctionError",
   "LaunchError", "LayoutError", "LoweringError", "PipelineState", "Ref", "ResourceError", "ScheduleError",
   "ScopeError", "Tile", "TileAttributeError", "TileCall", "TileIndexError", "TileTraceError", "TileTypeError", "add",
-  "align_to", "alloc_barrier", "alloc_fragment", "alloc_shared", "arange", "bitwise_and", "bitwise_or", "bitwise_xor",
-  "block", "broadcast_to", "call_jax", "cdiv", "ceil", "clip", "commit_group", "concatenate", "cond", "copy",
-  "copy_async", "cos", "cta_id", "divide", "ds", "elect", "equal", "erf", "exp", "exp2", "expand_dims", "fence",
-  "floor", "floor_divide", "fori_loop", "full", "gemm", "gemm_async", "greater", "greater_equal", "invert", "isnan",
-  "left_shift", "less", "less_equal", "load", "log", "log2", "logical_and", "logical_not", "logical_or", "logistic",
-  "maximum", "mean", "minimum", "mod", "multiply", "negative", "not_equal", "num_ctas", "num_programs", "ones",
-  "parallel", "pipelined", "power", "prod", "program_id", "raster", "reshape", "right_shift", "rsqrt", "sigmoid",
-  "sign", "silu", "sin", "sqrt", "square", "store", "subtract", "switch", "swizzle", "sync", "tanh", "tile_call",
-  "transpose", "wait_group", "warpgroup", "warpgroup_id", "wgmma_wait", "when", "where", "while_loop", "zeros",
+  "align_to", "alloc_barrier", "alloc_fragment", "alloc_shared", "arange", "argmax", "argmin", "bitwise_and",
+  "bitwise_or", "bitwise_xor", "block", "broadcast_to", "call_jax", "cdiv", "ceil", "clip", "commit_group",
+  "concatenate", "cond", "copy", "copy_async", "cos", "cta_id", "divide", "ds", "elect", "equal", "erf", "exp",
+  "exp2", "expand_dims", "fence", "floor", "floor_divide", "fori_loop", "full", "gemm", "gemm_async", "greater",
+  "greater_equal", "invert", "isnan", "left_shift", "less", "less_equal", "load", "log", "log2", "logical_and",
+  "logical_not", "logical_or", "logistic", "maximum", "mean", "minimum", "mod", "multiply", "negative", "not_equal",
+  "num_ctas", "num_programs", "ones", "parallel", "pipelined", "power", "prod", "program_id", "raster", "reshape",
+  "right_shift", "rsqrt", "sigmoid", "sign", "silu", "sin", "sqrt", "square", "store", "subtract", "switch",
+  "swizzle", "sync", "tanh", "tile_call", "transpose", "wait_group", "warpgroup", "warpgroup_id", "wgmma_wait",
+  "when", "where", "while_loop", "zeros",
 ]

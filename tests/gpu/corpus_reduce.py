@@ -172,6 +172,25 @@ def reductions_of_indices_and_constants(rng, n):
   return Case(tt.tile_call(functools.partial(made_kernel, n=n), out(((5,), np.int32)), grid=1), (), (want,), "exact")
 
 
+def indices_kernel(x, first, last, whole):
+  i = tt.program_id(0)
+  first[i], last[i] = tt.argmax(x[i], axis=1), tt.argmin(x[i], axis=0)
+  whole[i] = tt.argmax(x[i])
+
+
+@case(shape=((1, 7), (4, 229), (33, 40), (3, 2000)))
+def indices_of_extrema(rng, shape):
+  """Many equal elements: the first counts. NaN counts as the extremum."""
+  x = np.round(normal(rng, 4, *shape) * 2)
+  x[1, -1, shape[1] // 2:] = np.nan
+  x[2] = 3
+  x[3, 0, 0] = -np.inf
+  call = tt.tile_call(indices_kernel, out(((4, shape[0]), np.int32), ((4, shape[1]), np.int32), ((4,), np.int32)),
+                      grid=4, warpgroups=2)
+  want = x.argmax(2), x.argmin(1), x.reshape(4, -1).argmax(1)
+  return Case(call, (x,), tuple(w.astype(np.int32) for w in want), "exact")
+
+
 def transposed_kernel(x, y, z):
   s = tt.alloc_shared((48, 40), x.dtype)
   s[...] = x[...]

@@ -23,7 +23,8 @@ _TYPES: dict[str, Any] = {
   "pred": np.bool_,
 }
 _COMPARE: dict[str, Callable] = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal,
-                                 "gt": np.greater, "ge": np.greater_equal, "neu": np.not_equal}
+                                 "gt": np.greater, "ge": np.greater_equal, "neu": np.not_equal,
+                                 "nan": lambda x, y: np.isnan(x) | np.isnan(y)}
 _BINARY: dict[str, Callable] = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "and": np.bitwise_and,
                                 "or": np.bitwise_or, "xor": np.bitwise_xor, "max": np.maximum, "min": np.minimum}
 _UNARY: dict[str, Callable] = {"neg": np.negative, "abs": np.abs, "ex2": np.exp2, "rcp": lambda x: 1 / x,

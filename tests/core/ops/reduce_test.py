@@ -7,7 +7,7 @@ import pytest
 import tiletrace as tt
 from tests.tracing import Out, array, trace, trace_values
 from tiletrace.core import dtypes
-from tiletrace.core.errors import TileIndexError
+from tiletrace.core.errors import TileIndexError, TileTypeError
 from tiletrace.lowering.xla.run import run
 
 rng = np.random.default_rng(6)
@@ -45,3 +45,45 @@ def test_sums_keep_the_dtype_and_accumulate_16_bit_floats_in_f32():
 def test_an_axis_out_of_range_or_twice_is_refused(axis):
   with pytest.raises(TileIndexError, match=r"max: axis .* of f32"):
     trace_values(lambda v: tt.max(v, axis), (dtypes.f32, (2, 3)))
+
+
+@pytest.mark.parametrize("axis", [None, 0, -1], ids=str)
+@pytest.mark.parametrize("keepdims", [False, True])
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.bool_])
+def test_indices_of_extrema_are_jnps(name, axis, keepdims, dtype):
+  x = np.round(rng.normal(0, 1, (5, 9)))
+  if dtype is np.float32:
+    x[2, 4], x[2, 7] = np.nan, np.nan
+  x = x.astype(dtype)
+  want = np.asarray(getattr(jnp, name)(x, axis=axis, keepdims=keepdims))
+
+  def kernel(x, y):
+    y[...] = getattr(tt, name)(x[...], axis, keepdims=keepdims)
+
+  graph = trace(kernel, grid=(1,), x=array(np.dtype(dtype), 5, 9), y=Out(array(dtypes.i32, *want.shape)))
+  np.testing.assert_array_equal(np.asarray(run(graph, x)[0]), want)
+
+
+def test_indices_take_one_axis():
+  with pytest.raises(TileTypeError, match=r"argmax: axis \(0, 1\)"):
+    trace_values(lambda v: tt.argmax(v, (0, 1)), (dtypes.f32, (2, 3)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("axis", [1.0, "rows", (0, None)], ids=str)
+def test_an_axis_that_is_no_int_is_refused(axis):
+  with pytest.raises(TileTypeError, match="sum: axis"):
+    trace_values(lambda v: tt.sum(v, axis), (dtypes.f32, (2, 3)))
+
+
+def test_no_elements_have_a_sum_but_no_maximum():
+  def kernel(x, y):
+    v = x[...][:, 2:2]
+    y[0], y[1], y[2], y[3] = tt.sum(v), tt.prod(v), tt.any(v).astype(np.float32), tt.all(v).astype(np.float32)
+
+  x = rng.normal(0, 1, (3, 4)).astype(np.float32)
+  graph = trace(kernel, grid=(1,), x=array(dtypes.f32, 3, 4), y=Out(array(dtypes.f32, 4)))
+  np.testing.assert_array_equal(np.asarray(run(graph, x)[0]), [0, 1, 0, 1])
+  for f in (tt.max, tt.min, tt.argmax):
+    with pytest.raises(TileTypeError, match=r"of f32\[3,0\]: there is none of no elements"):
+      trace_values(lambda v, f=f: f(v[:, 2:2], axis=1), (dtypes.f32, (3, 4)))

@@ -9,10 +9,11 @@ import numpy as np
 
 from tiletrace.core import dtypes
 from tiletrace.core.effects import Effect
-from tiletrace.core.errors import TileIndexError
+from tiletrace.core.errors import TileIndexError, TileTypeError
 from tiletrace.core.graph import Eqn, Primitive
 from tiletrace.core.operands import check, tile_types
-from tiletrace.core.ops.shape import reshape, tile_argument
+from tiletrace.core.ops.elementwise import equal, isnan, logical_or, where
+from tiletrace.core.ops.shape import full, iota, reshape, tile_argument
 from tiletrace.core.rules import effect_rules, type_rules
 from tiletrace.core.source import user_loc
 from tiletrace.core.tile import METHODS, Tile, bind_tile
@@ -53,16 +54,33 @@ def _pure(eqn: Eqn) -> tuple[Effect, ...]:
 def _reduce(primitive: Primitive, what: str, x: Any, axis: Any, keepdims: bool) -> Tile:
   value = tile_argument(x, f"{what}: x")
   axes = _axes(what, value, axis)
-  out = bind_tile(primitive, [value], axes=axes) if axes else value
+  if any(value.shape[a] == 0 for a in axes):
+    out = full(tuple(n for a, n in enumerate(value.shape) if a not in axes), _of_nothing(primitive, what, value),
+               value.dtype)
+  else:
+    out = bind_tile(primitive, [value], axes=axes) if axes else value
   if not keepdims:
     return out
   return reshape(out, tuple(1 if a in axes else n for a, n in enumerate(value.shape)))
 
 
+def _of_nothing(primitive: Primitive, what: str, x: Tile) -> bool | int:
+  """The result over no elements, as jnp's."""
+  if primitive in (reduce_sum_p, reduce_prod_p):
+    return int(primitive is reduce_prod_p)
+  if x.dtype != dtypes.bool_:
+    raise TileTypeError(f"{what} of {x.type}: there is none of no elements", loc=user_loc(),
+                        hint="give the reduced axes an extent of at least one")
+  return primitive is reduce_min_p
+
+
 def _axes(what: str, x: Tile, axis: Any) -> tuple[int, ...]:
   if axis is None:
     return tuple(range(x.ndim))
-  axes = tuple(map(operator.index, axis if isinstance(axis, tuple) else (axis,)))
+  axes = axis if isinstance(axis, tuple) else (axis,)
+  if not all(isinstance(a, int | np.integer) for a in axes):
+    raise TileTypeError(f"{what}: axis {axis!r}", loc=user_loc(), hint="an int, a tuple of ints, or None for all")
+  axes = tuple(map(operator.index, axes))
   if any(not -x.ndim <= a < x.ndim for a in axes) or len({a % x.ndim for a in axes}) != len(axes):
     raise TileIndexError(f"{what}: axis {axis} of {x.type}", loc=user_loc())
   return tuple(sorted(a % x.ndim for a in axes))
@@ -111,6 +129,39 @@ def mean(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tile:
   to = value.dtype if dtypes.is_float(value.dtype) else dtypes.f32
   n = math.prod(value.shape[a] for a in _axes("mean", value, axis))
   return (sum_(value, axis, keepdims=keepdims, dtype=dtypes.promote(to, dtypes.f32)) / n).astype(to)
+
+
+def argmax(x: Any, axis: int | None = None, *, keepdims: bool = False) -> Tile:
+  """i32 index of the first maximum along `axis`, or in x flattened; of the first NaN where there is one.
+
+  Example: `tt.argmax(v, axis=1)` of f32[4, 100] is i32[4].
+  """
+  return _index(reduce_max_p, "argmax", x, axis, keepdims)
+
+
+def argmin(x: Any, axis: int | None = None, *, keepdims: bool = False) -> Tile:
+  """i32 index of the first minimum along `axis`, or in x flattened; of the first NaN where there is one.
+
+  Example: `tt.argmin(v, axis=1)` of f32[4, 100] is i32[4].
+  """
+  return _index(reduce_min_p, "argmin", x, axis, keepdims)
+
+
+def _index(primitive: Primitive, what: str, x: Any, axis: int | None, keepdims: bool) -> Tile:
+  """The smallest index whose element is the extremum, or NaN."""
+  value = tile_argument(x, f"{what}: x")
+  if isinstance(axis, tuple):
+    raise TileTypeError(f"{what}: axis {axis!r}", loc=user_loc(), hint="one int, or None for the index in x flattened")
+  if value.dtype == dtypes.bool_:
+    value = value.astype(dtypes.i32)
+  axes = _axes(what, value, axis)
+  hit = equal(value, _reduce(primitive, what.removeprefix("arg"), value, axis, True))
+  if dtypes.is_float(value.dtype):
+    hit = logical_or(hit, isnan(value))
+  index, size = full(value.shape, 0, dtypes.i32), 1
+  for a in reversed(axes):
+    index, size = index + iota(value.shape, a) * size, size * value.shape[a]
+  return _reduce(reduce_min_p, what, where(hit, index, size), axis, keepdims)
 
 
 METHODS.update(sum=sum_, max=max_, min=min_, mean=mean, any=any_, all=all_)

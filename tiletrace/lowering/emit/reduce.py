@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tiletrace.core import dtypes
+from tiletrace.core.errors import LoweringError
 from tiletrace.core.graph import Eqn, Primitive, Var
 from tiletrace.core.ops import elementwise as ew, reduce as ops
 from tiletrace.lowering.emit.addressing import ViewBounds
@@ -55,7 +56,9 @@ def _layout(ctx: EmitContext, eqn: Eqn):
 
 def _within_warp(ctx: EmitContext, eqn: Eqn, op: str, plan: Reduction) -> None:
   b, dtype = ctx.b, eqn.values[0].dtype
-  assert ctx.scope.elected is None, "one thread has no warp to reduce over"
+  if ctx.scope.elected is not None:
+    raise LoweringError(f"{op.removeprefix('reduce_')} of {eqn.values[0].type} takes all threads of a warpgroup, "
+                        "tt.elect() leaves one", loc=eqn.loc, hint="reduce before tt.elect(), and use the result in it")
   each, kind = EACH[_COMBINE[op]], compute_type(dtype)
 
   def combine(x: Operand, y: Operand) -> Operand:
@@ -73,12 +76,16 @@ def _without_padding(ctx: EmitContext, eqn: Eqn, op: str) -> dict[int, Operand]:
                       tuple(x.shape[a] for a in axes))
   kind, nothing = compute_type(x.dtype), identity(op, x.dtype)
   out: dict[int, Operand] = {}
+  predicates: dict[bytes, Reg | None] = {}
   for reg, value in enumerate(unpack(b, materialise(b, ctx.read(x)))):
-    inside = bounds.at(reg) if bounds.inside[:, reg].any() else 0
-    if inside is None:
-      out[reg] = value
-    elif isinstance(inside, Reg):
-      out[reg] = _choose(b, kind, value, nothing, inside)
+    inside = bounds.inside[:, reg]
+    if not inside.any():
+      continue
+    key = inside.tobytes()  # a vector of elements lies inside or outside as one
+    if key not in predicates:
+      predicates[key] = bounds.at(reg)
+    predicate = predicates[key]
+    out[reg] = value if predicate is None else _choose(b, kind, value, nothing, predicate)
   return out
 
 

@@ -104,7 +104,10 @@ def _blocked_for_reduction(shape: tuple[int, ...], dtype_bits: int, warps: int, 
                            order: tuple[int, ...]) -> Layout:
   inner = [d for d in (*order[1:], *order[:1]) if d not in dims]
   outer = [d for d in (*order[1:], *order[:1]) if d in dims]
-  candidates = [_blocked(shape, dtype_bits, warps, None, order, 1 << b, (*inner, *outer)) for b in reversed(range(6))]
+  row, widest = shape[order[0]], max(1, 128 // dtype_bits)
+  unit_bytes = min(widest, row & -row or 1) * dtype_bits // 8
+  lanes = [n for n in (32, 16, 8, 4, 2, 1) if n == 32 or n * unit_bytes >= 64]      # whole sectors of a cache line
+  candidates = [_blocked(shape, dtype_bits, warps, None, order, n, (*inner, *outer)) for n in lanes]
   return min(candidates, key=lambda l: (l.extent("reg"), max(map(len, reduction(l, dims).warps))))
 
 
