@@ -11,6 +11,7 @@ from tests.lowering.protocol import Protocol
 from tiletrace.core.graph import Eqn, walk
 from tiletrace.core.ops import memory
 from tiletrace.lowering.schedule import fill, producer
+from tiletrace.lowering.schedule.checker import check_program
 from tiletrace.lowering.schedule.resources import register_budget
 from tiletrace.lowering.target import TARGETS
 from tiletrace.stages import Lowered
@@ -64,7 +65,7 @@ def test_what_threads_wrote_is_fenced_and_synced_before_the_arrival():
 def test_tiles_inside_the_array_are_copied_without_bounds_checks():
   producer = roles(matmul(200, 333, 777))[0]
   guards = [e.params["guard"] for e in walk(producer.blocks[0]) if e.primitive.name == "copy"]
-  assert guards == [(), (0, 1), (), (0, 1)]
+  assert guards == [(), (), (0, 1), (0, 1)]
 
 
 @pytest.mark.parametrize(("stages", "lag"), [(2, 0), (3, 1), (4, 2), (6, 4)])
@@ -91,6 +92,58 @@ def test_a_copy_from_what_the_kernel_writes_is_not_pipelined():
   lowered = lower(kernel, [struct(16, 255)], struct(16, 255))
   assert not roles(lowered)
   assert "only TMA copies go to a producer: y at" in notes(lowered)
+
+
+@pytest.mark.parametrize("shape", [(200, 264, 136), (200, 333, 777), (200, 264, 454), (200, 333, 454)])
+def test_the_checker_proves_that_phases_complete(shape):
+  assert check_program(matmul(*shape, persistent=True).lowering.program.graph) == []
+
+
+def test_the_checker_does_not_prove_a_second_arrival(monkeypatch):
+  arrive = fill.Builder.arrive
+
+  def twice(self, bar, index, count):
+    for _ in range(1 + (bar.hint == "full")):
+      arrive(self, bar, index, count)
+
+  monkeypatch.setattr(fill.Builder, "arrive", twice)
+  with pytest.raises(AssertionError) as e:
+    matmul(200, 264, 777)
+  assert "full (2 arrivals): not proven that a phase completes, one kind arrives more often" in str(e.value)
+
+
+def written_kernel(x, y, *, arrivals):
+  """An author's producer whose threads copy."""
+  full = tt.alloc_barrier(2, arrivals=arrivals)
+  empty = tt.alloc_barrier(2, arrivals=1)
+  s = tt.alloc_shared((2, 16, 64), x.dtype)
+  with tt.warpgroup(0):
+    ring = tt.PipelineState(2, phase=1)
+    for k in tt.range(4):
+      empty[ring.slot].wait(ring.phase)
+      tt.copy(x.at[:, tt.block(k, 64)], s.at[ring.slot], dispatch="scalar")
+      tt.fence()
+      tt.sync(each="warpgroup")
+      full[ring.slot].arrive()
+      ring.advance()
+  with tt.warpgroup(1):
+    ring = tt.PipelineState(2)
+    for k in tt.range(4):
+      full[ring.slot].wait(ring.phase)
+      y[:, tt.block(k, 64)] = s[ring.slot]
+      tt.sync(each="warpgroup")
+      empty[ring.slot].arrive()
+      ring.advance()
+
+
+def test_an_author_writes_the_same_protocol():
+  lowered = lower(written_kernel, [struct(16, 255)], struct(16, 255), warpgroups=2, static={"arrivals": 1})
+  assert assemble(lowered).spill_stores == 0
+  protocol = Protocol(lowered.lowering.program.graph, 0)
+  protocol.run()
+  assert protocol.read == protocol.pushed and "not proven" not in notes(lowered)
+  other = lower(written_kernel, [struct(16, 255)], struct(16, 255), warpgroups=2, static={"arrivals": 2})
+  assert "full (2 arrivals): not proven that a phase completes" in notes(other)
 
 
 # ---- registers

@@ -12,8 +12,6 @@ from tiletrace.lowering.emit.shared_access import SharedAccess
 from tiletrace.lowering.emit.values import Elements
 from tiletrace.lowering.ptx import isa
 
-PART_REGISTERS = 32  # of a thread, in flight twice; a load of 4 bytes or fewer takes one
-
 
 def emit_cp_async(ctx: EmitContext, eqn: Eqn) -> None:
   """cp.async of 4, 8 or 16 bytes; past an edge the source size is 0, and the hardware writes zeros."""
@@ -70,18 +68,13 @@ def _emit_load_to_shared(ctx: EmitContext, eqn: Eqn) -> None:
     scatter(ctx, value, part.local(part.stores), inside.size, lambda i, regs, kind: inside.store(at[i], regs, kind))
 
   pending: tuple[_Part, Elements] | None = None
-  for part in _parts(groups, inside.groups, _part_registers(size, dtype.itemsize)):
+  for part in _parts(groups, inside.groups, eqn.params["part"] // max(1, size // 4) * (size // dtype.itemsize)):
     loaded = part, load(part)
     if pending is not None:
       store(*pending)
     pending = loaded
   if pending is not None:
     store(*pending)
-
-
-def _part_registers(size: int, itemsize: int) -> int:
-  """Elements of a part, whose loads of `size` bytes take PART_REGISTERS registers."""
-  return PART_REGISTERS // (max(4, size) // 4) * (size // itemsize)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -98,8 +91,9 @@ class _Part:
 
 
 def _parts(loads: list[list[int]], stores: list[list[int]], at_most: int) -> list[_Part]:
-  """Cuts a fragment where neither a load nor a store is cut, into parts of `at_most` registers or one access."""
+  """Cuts a fragment where neither a load nor a store is cut, into like parts of `at_most` registers or one access."""
   store_of = {r: i for i, g in enumerate(stores) for r in g}
+  at_most = -(-len(store_of) // -(-len(store_of) // at_most))
   load_of = {r: i for i, g in enumerate(loads) for r in g}
   parts: list[_Part] = []
   seen: set[int] = set()

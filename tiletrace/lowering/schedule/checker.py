@@ -5,20 +5,25 @@ the simulator.
 """
 from __future__ import annotations
 
+import dataclasses
+
 from tiletrace.core.errors import ScheduleError
 from tiletrace.core.graph import Block, Eqn, TileGraph, Var
 from tiletrace.core.types import BarrierType, Space
 
 
-def check_program(graph: TileGraph) -> None:
+def check_program(graph: TileGraph) -> list[str]:
   """Checks arrival counts, transaction bytes, accumulators read before their wait, and register totals.
 
+  Returns:
+    what is not proven: barriers whose arrivals do not evidently sum to a phase.
   Raises:
     ScheduleError: a refuted property, with the line of the equation.
   """
   _check_barriers(graph)
   _check_roles(graph)
   _check_accumulators(graph.body, {})
+  return _unproven_phases(graph)
 
 
 # ---- barriers
@@ -57,6 +62,60 @@ def _check_barriers(graph: TileGraph) -> None:
       if nbytes is not None and nbytes != eqn.params["nbytes"]:
         raise ScheduleError(f"the barrier expects {eqn.params['nbytes']} bytes, the copies beside it bring {nbytes}",
                             loc=eqn.loc, hint="expect the sum of the destinations' nbytes")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Arrival:
+  """An equation that arrives: in which role, in which straight line (a loop's body, or the role's), conditionally."""
+  role: Eqn | None
+  line: Block
+  kind: str
+  count: int
+  conditional: bool
+
+
+def _arrivals(graph: TileGraph) -> dict[Var, list[_Arrival]]:
+  found: dict[Var, list[_Arrival]] = {}
+
+  def visit(block: Block, role: Eqn | None, line: Block, conditional: bool) -> None:
+    for eqn in block.eqns:
+      name = eqn.primitive.name
+      if name in ("barrier_arrive", "barrier_arrive_expect_tx"):
+        bar = eqn.values[0]
+        assert isinstance(bar, Var)
+        found.setdefault(bar, []).append(_Arrival(role, line, name, eqn.params.get("count", 1), conditional))
+      for inner in eqn.blocks:
+        visit(inner, eqn if name == "warpgroup" else role, line if name in ("elect", "cond", "switch") else inner,
+              conditional or name in ("cond", "switch"))
+
+  visit(graph.body, None, graph.body, False)
+  return found
+
+
+def _unproven_phases(graph: TileGraph) -> list[str]:
+  """Barriers of which it is not proven that one arrival of each kind in each role completes a phase.
+
+  Proven: the arrivals of a kind in a role all count the same; these counts, one of each, sum to the barrier's; and in a
+  straight line no kind arrives more often than another (arrivals under a condition are late ones of other lines).
+  """
+  out = []
+  for bar, arrivals in _arrivals(graph).items():
+    assert isinstance(bar.type, BarrierType)
+    counts: dict[tuple[Eqn | None, str], set[int]] = {}
+    lines: dict[tuple[Eqn | None, Block], dict[str, int]] = {}
+    for a in arrivals:
+      counts.setdefault((a.role, a.kind), set()).add(a.count)
+      if not a.conditional:
+        line = lines.setdefault((a.role, a.line), {})
+        line[a.kind] = line.get(a.kind, 0) + 1
+    name = f"{bar.hint or 'a barrier'} ({bar.type.arrivals} arrivals)"
+    if any(len(c) > 1 for c in counts.values()):
+      out.append(f"{name}: not proven that a phase completes, arrivals in a role count differently")
+    elif sum(n for c in counts.values() for n in c) != bar.type.arrivals:
+      out.append(f"{name}: not proven that a phase completes, one arrival of each kind in each role is not their sum")
+    elif any(len(set(line.values())) > 1 for line in lines.values()):
+      out.append(f"{name}: not proven that a phase completes, one kind arrives more often than another")
+  return out
 
 
 def _bytes_on(block: Block, bar: Var) -> int | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tiletrace.core.graph import Atom, Eqn, Literal, RefOperand
+from tiletrace.core.graph import Atom, Block, Eqn, Literal, RefOperand
 from tiletrace.core.ops import elementwise, memory
 from tiletrace.core.types import Dyn
 from tiletrace.lowering.schedule.builder import Builder, RingState
@@ -76,8 +76,7 @@ def fill(b: Builder, push: Push, loop: FillLoop | None) -> None:
     b.elect(one.block())
   if not ring.by_threads:
     return
-  for copy, src, dst, plan in push.by_threads:
-    _copy(b, copy, src, dst, plan)
+  _copy(b, push.by_threads)
   lag = 0
   if any(is_async(copy) for copy, *_ in push.by_threads):
     b.bind(memory.commit_group_p, (), {"kind": "cp_async"})
@@ -117,31 +116,31 @@ def _arrive_if(b: Builder, condition: Atom, resources: RingResources, state: Rin
   b.when(condition, inner.block())
 
 
-def _copy(b: Builder, copy: Eqn, src: RefOperand, dst: RefOperand, plan: ThreadCopy) -> None:
-  """Tiles that lie inside the array, most of them, need no bounds checks."""
-  at = Builder(copy.loc)
-  guarded = _with_operands(copy, src, dst, plan, plan.guard)
-  inside = _inside(at, src, plan.guard)
-  if inside is None:
-    at.append(guarded)
-  else:
-    free, checked = at.inner(), at.inner()
-    free.append(_with_operands(copy, src, dst, plan, ()))
-    checked.append(guarded)
-    at.when(inside, free.block(), checked.block())
-  b.eqns += at.eqns
+def _copy(b: Builder, copies: tuple[tuple[Eqn, RefOperand, RefOperand, ThreadCopy], ...]) -> None:
+  """Tiles that lie inside their arrays, most of them, need no bounds checks. All copies of a push stand in one branch,
+  so that the loads of one need not wait for the stores of the one before."""
+  checked = [_with_operands(*c, c[3].guard) for c in copies]
+  terms = [_inside(b, src, plan.guard) for _, src, _, plan in copies]
+  found = [t for ts in terms if ts is not None for t in ts]
+  if not found or any(ts is None for ts in terms):
+    b.eqns += checked
+    return
+  inside = found[0]
+  for t in found[1:]:
+    inside = b.op(elementwise.and_p, inside, t)
+  b.when(inside, Block((), tuple(_with_operands(*c, ()) for c in copies), ()), Block((), tuple(checked), ()))
 
 
 def _with_operands(copy: Eqn, src: RefOperand, dst: RefOperand, plan: ThreadCopy, guard: tuple[int, ...]) -> Eqn:
   primitive = memory.copy_async_p if is_async(copy) else memory.copy_p
   return Eqn(primitive, (src.root, *src.dyn, dst.root, *dst.dyn), (), {
       "views": (src.view, dst.view), "fill_value": copy.params["fill_value"], "dispatch": copy.params["dispatch"],
-      "layout": plan.layout, "vec": plan.width, "guard": guard}, copy.loc)
+      **plan.params, "guard": guard}, copy.loc)
 
 
-def _inside(b: Builder, src: RefOperand, guard: tuple[int, ...]) -> Atom | None:
-  """Whether the view lies inside the array; None where that needs no question, or has no simple answer."""
-  found: Atom | None = None
+def _inside(b: Builder, src: RefOperand, guard: tuple[int, ...]) -> list[Atom] | None:
+  """The conditions under which the view lies inside the array; None where they are not as simple."""
+  found: list[Atom] = []
   for d in guard:
     dim, extent = src.view.dims[d], src.type.shape[d]
     assert isinstance(dim.size, int)
@@ -149,8 +148,7 @@ def _inside(b: Builder, src: RefOperand, guard: tuple[int, ...]) -> Atom | None:
     if dim.edges or last < 0 or not isinstance(dim.start, Dyn):
       return None
     start = src.dyn[dim.start.index]
-    for term in (b.op(elementwise.ge_p, start, 0), b.op(elementwise.le_p, start, last)):
-      found = term if found is None else b.op(elementwise.and_p, found, term)
+    found += [b.op(elementwise.ge_p, start, 0), b.op(elementwise.le_p, start, last)]
   return found
 
 

@@ -15,7 +15,7 @@ from tiletrace.lowering.wgmma_plan import wgmma_plan
 BARRIER_BYTES = 8
 PRODUCER_REGISTERS = 24
 _BESIDE_ACCUMULATOR = 26  # registers that an instruction with an accumulator of 128 needs beside it (ptxas 13.0: 154)
-COPYING_REGISTERS = {2: 88, 3: 80}  # of a producer whose threads copy: 64 in flight, and addresses
+COPYING_REGISTERS = {2: 136, 3: 80}  # of a producer whose threads copy, by consumers: most of them are loads in flight
 _FEWEST_COPYING_REGISTERS = 56
 _MAX_CONSUMER_REGISTERS = 240
 
@@ -39,6 +39,11 @@ def register_budget(consumers: int, target: Target, copies: bool = False) -> tup
     producer = 32
   assert producer <= entry <= each and producer + consumers * each <= pool, (consumers, producer, each)
   return producer, each
+
+
+def part_of(registers: int | None) -> int:
+  """Registers of one of the two parts of a copy that are in flight, beside its addresses; None: without a budget."""
+  return 64 if registers is None else (registers - 24) // 2
 
 
 def place_buffers(graph: TileGraph, layouts: dict[Var, Layout], target: Target) -> tuple[dict[Var, int], int]:

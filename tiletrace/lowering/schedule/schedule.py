@@ -35,6 +35,7 @@ from tiletrace.lowering.schedule.resources import (
   check_instructions,
   check_launch,
   check_registers,
+  part_of,
   place_buffers,
   register_budget,
 )
@@ -73,7 +74,9 @@ def schedule(selected: Selected, target: Target, options: CompileOptions) -> Pro
   check_registers(graph, layouts, 255)
   check_instructions(graph, layouts, threads, target)
   offsets, smem = place_buffers(graph, layouts, target)
-  check_program(graph)
+  unproven = check_program(graph)
+  assert is_explicit(selected.graph) or not unproven, unproven
+  notes += unproven
   return Program(graph, layouts, offsets, target, threads, smem, tuple(notes))
 
 
@@ -134,8 +137,8 @@ class _Scheduler:
     resources = [self._resources(head, r, consumers) for r in rings]
     own = self._place_allocs(head, ring_vars)
     expand, staging = self._epilogue(head, graph.body, consumers)
-    plans = self._plans(graph, rings)
-    budget = register_budget(consumers, self.target, copies=bool(plans))
+    budget = register_budget(consumers, self.target, copies=any(r.by_threads for r in rings))
+    plans = self._plans(graph, rings, part_of(budget[0] if budget else None))
     head.role(0, 1, budget[0] if budget else None, self._producer(graph, resources, plans))
     head.role(1, consumers, budget[1] if budget else None, self._consumers(graph, resources, own, expand, staging))
     self._report(rings, resources)
@@ -152,10 +155,11 @@ class _Scheduler:
     empty = head.alloc_barrier(ring.slots, consumers, "empty")
     return RingResources(ring, buffers, full, empty)
 
-  def _plans(self, graph: TileGraph, rings: list[Ring]) -> dict[Eqn, ThreadCopy]:
+  def _plans(self, graph: TileGraph, rings: list[Ring], part: int) -> dict[Eqn, ThreadCopy]:
     """How one warpgroup makes each copy into the rings that TMA does not make."""
     ctx = dataclasses.replace(context(graph, self.layouts, self.target, self.options), warpgroups=lambda eqn: 1)
-    return {c: thread_copy(c, ctx) for r in rings for s in r.segments for c in s.copies if not is_tma(c)}
+    copies = [c for r in rings for s in r.segments for c in s.copies if not is_tma(c)]
+    return {c: dataclasses.replace(thread_copy(c, ctx), part=part) for c in copies}
 
   def _producer(self, graph: TileGraph, resources: list[RingResources], plans: dict[Eqn, ThreadCopy]) -> Block:
     """Ring states, then the sliced kernel on the grid: one elected thread where TMA makes all copies, else the whole

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from tiletrace.core.errors import LoweringError
 from tiletrace.core.graph import Eqn, RefOperand, Var
@@ -119,10 +120,19 @@ def staging_rows_fit(eqn: Eqn, ctx: SelectContext) -> str | None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ThreadCopy:
-  """A copy by the threads of the scope: the layout that spreads it, elements per access, dimensions to check."""
+  """A copy by the threads of the scope: the layout that spreads it, elements per access, dimensions to check.
+
+  `part`: registers that its loads fill before the first of them is stored, twice.
+  """
   layout: Layout
   width: int
   guard: tuple[int, ...]
+  part: int = 32
+
+  @property
+  def params(self) -> dict[str, Any]:
+    """What the equation carries of it."""
+    return {"layout": self.layout, "vec": self.width, "guard": self.guard, "part": self.part}
 
 
 def thread_copy(eqn: Eqn, ctx: SelectContext) -> ThreadCopy:
@@ -171,7 +181,7 @@ def _copy(eqn: Eqn, ctx: SelectContext) -> tuple[Eqn, Choice]:
   params: dict = {"dispatch": choice.variant, "forced": forced is not None}
   if choice.variant != "tma":
     plan = thread_copy(eqn, ctx)
-    params |= {"layout": plan.layout, "vec": plan.width, "guard": plan.guard}
+    params |= plan.params
   return eqn.replace(params={**eqn.params, **params}), choice
 
 
@@ -189,7 +199,7 @@ def copy_by_threads(eqn: Eqn, ctx: SelectContext, notes: list[str]) -> list[Eqn]
                           hint="; ".join(notes) or "drop dispatch=")
     plan = thread_copy(eqn, ctx)
     variant = choose("copy", COPY[1:], eqn, ctx).variant
-    params = {**params, "dispatch": variant, "layout": plan.layout, "vec": plan.width, "guard": plan.guard}
+    params = {**params, "dispatch": variant, **plan.params}
   if eqn.refs[0].type.space is Space.GLOBAL:
     notes.append(f"{eqn.loc.short()}  copy: {params['dispatch']}, {params['vec']} elements an access, by the threads "
                  "that compute; not pipelined")
@@ -214,7 +224,7 @@ def _copy_async(eqn: Eqn, ctx: SelectContext) -> tuple[Eqn, Choice]:
   params: dict = {"dispatch": choice.variant}
   if choice.variant == "cp_async":
     plan = thread_copy(eqn, ctx)
-    params |= {"layout": plan.layout, "vec": plan.width, "guard": plan.guard}
+    params |= plan.params
   return eqn.replace(params={**eqn.params, **params}), choice
 
 
