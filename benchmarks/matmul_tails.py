@@ -1,0 +1,78 @@
+"""C = A @ B at shapes that no tile divides, against jnp.dot: rows aligned to 16 bytes, to 4, to 2.
+
+  python -m benchmarks.matmul_tails
+  python -m benchmarks.matmul_tails --shapes 4095x4093x4091 --forms nn nt tn tt --json tails.json
+
+The kernel is the one of benchmarks/matmul.py. What the alignment of a row allows decides who copies: TMA (16 bytes), or
+the threads of the producer warpgroup, by cp.async (4) or element by element (2).
+"""
+from __future__ import annotations
+
+import argparse
+import traceback
+from typing import Any
+
+from benchmarks import harness, matmul
+
+# M, N, K -> floor: times the speed of jnp.dot
+FLOORS: dict[tuple[int, ...], float | None] = {
+  (4104, 4104, 4104): 0.95, (4095, 4093, 4091): 0.5, (4095, 4094, 4090): 0.5, (4096, 4096, 4091): 0.5,
+  (8191, 8191, 8191): 0.5, (1000, 777, 333): None, (2049, 1023, 4095): None, (777, 1000, 64): None,
+}
+COLUMNS = ("shape", "form", "filled by", "tiletrace TFLOP/s", "jnp TFLOP/s", "speedup", "floor", "spread", "error",
+           "status")
+
+
+def arguments() -> argparse.Namespace:
+  parser = argparse.ArgumentParser(prog="python -m benchmarks.matmul_tails", description=__doc__,
+                                   formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("--shapes", nargs="+", metavar="MxNxK",
+                      help="default: " + " ".join("x".join(map(str, s)) for s in FLOORS))
+  parser.add_argument("--forms", nargs="+", choices=["nn", "nt", "tn", "tt"], default=["nn"])
+  parser.add_argument("--dtype", choices=matmul.DTYPES, default="bf16")
+  parser.add_argument("--check-only", action="store_true")
+  parser.add_argument("--rounds", type=int, default=6)
+  parser.add_argument("--seconds", type=float, default=0.3, help="of one measurement")
+  parser.add_argument("--warmup", type=float, default=1.0, help="seconds before the first round of a case")
+  parser.add_argument("--json", metavar="PATH", help="write every round there")
+  for name, default in (("bm", 128), ("bn", 256), ("bk", 64), ("stages", 4), ("warpgroups", 2), ("raster", 8)):
+    parser.add_argument(f"--{name}", type=int, default=default)
+  parser.add_argument("--no-persistent", action="store_true")
+  return parser.parse_args()
+
+
+def measure(shape: tuple[int, ...], form: str, args: argparse.Namespace) -> dict[str, Any]:
+  m, n, k = shape
+  row = matmul.measure(m, n, k, args.dtype, form, False, True, args)
+  copies = [v.removeprefix("copy:") for v in row["variants"] if v.startswith("copy:")]
+  row["filled by"] = "+".join(dict.fromkeys(copies))
+  floor = FLOORS.get(shape)
+  if floor is not None:
+    row["floor"] = floor
+    if row["status"] == "ok" and row.get("speedup", floor) < floor:
+      row["status"] = "SLOW"
+  return row
+
+
+def main() -> int:
+  args = arguments()
+  environment = harness.start()
+  print(", ".join(f"{k} {v}" for k, v in environment.items()), flush=True)
+  shapes = [tuple(map(int, s.lower().split("x"))) for s in args.shapes] if args.shapes else list(FLOORS)
+  rows: list[dict[str, Any]] = []
+  for form in args.forms:
+    for shape in shapes:
+      try:
+        row = measure(shape, form, args)
+      except Exception:           # one case that fails must not cost the others their machine time
+        traceback.print_exc()
+        row = {"shape": "x".join(map(str, shape)), "form": form, "status": "FAILED"}
+      rows.append(row)
+      print(" ".join(f"{c}={harness.cell(row[c])}" for c in COLUMNS if c in row), flush=True)
+      harness.write_json(args.json, environment, rows)
+  print("\n" + harness.table(rows, COLUMNS))
+  return 0 if all(row["status"] == "ok" for row in rows) else 1
+
+
+if __name__ == "__main__":
+  raise SystemExit(main())
