@@ -26,7 +26,8 @@ _COMPARE: dict[str, Callable] = {"eq": np.equal, "ne": np.not_equal, "lt": np.le
                                  "gt": np.greater, "ge": np.greater_equal, "neu": np.not_equal,
                                  "nan": lambda x, y: np.isnan(x) | np.isnan(y)}
 _BINARY: dict[str, Callable] = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "and": np.bitwise_and,
-                                "or": np.bitwise_or, "xor": np.bitwise_xor, "max": np.maximum, "min": np.minimum}
+                                "or": np.bitwise_or, "xor": np.bitwise_xor, "max": np.maximum, "min": np.minimum,
+                                "rem": np.fmod}
 _UNARY: dict[str, Callable] = {"neg": np.negative, "abs": np.abs, "ex2": np.exp2, "rcp": lambda x: 1 / x,
                                "rsqrt": lambda x: 1 / np.sqrt(x), "sqrt": np.sqrt, "lg2": np.log2}
 _POISON = 0xA5

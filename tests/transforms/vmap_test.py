@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import tiletrace as tt
+from tests.gpu.corpus import Case
+from tests.lowering import lockstep
 from tests.tolerances import assert_close
 from tests.transforms.kernels import add_in_place, matmul, matmul_call, normal, scale_rows
 from tiletrace.core.batch import batch
@@ -94,6 +96,23 @@ def test_batched_operands_are_read_by_tma_with_one_more_dimension():
   assert [(m.operand, m.dims[::-1], m.box[::-1]) for m in compiled.image.tensor_maps] == [
       (0, (5, 256, 128), (1, 64, 32)), (1, (128, 192), (32, 64)), (2, (5, 256, 192), (1, 64, 64))]
   assert compiled.image.grid == (5 * 4 * 3, 1, 1)
+
+
+@pytest.mark.parametrize("which", [(True, False), (False, True), (True, True)], ids=str)
+def test_ptx_of_a_batched_kernel_computes_every_example(which):
+  """The PTX itself, run on the CPU: addresses, bounds, and program ids in grouped order."""
+  def kernel(x, s, y):
+    i, j = tt.program_id(0), tt.program_id(1)
+    rows, columns = tt.block(i, 4), tt.block(j, 16)
+    y[rows, columns] = x[rows, columns] * s[rows, None]
+
+  call = tt.tile_call(kernel, jax.ShapeDtypeStruct((11, 37), np.float32), grid=(3, 3), raster=2)
+  arrays = [normal(k, *((5,) if b else ()), *shape) for k, (shape, b) in enumerate(zip(((11, 37), (11,)), which))]
+  program = call.trace(*(jax.ShapeDtypeStruct(s, np.float32) for s in ((11, 37), (11,)))).program.batch(5, which)
+  x, s = arrays
+  want = x * s[..., None]
+  got, = lockstep.run(Traced(program).lower(), Case(call, (x, s), (want,), "exact"))
+  np.testing.assert_array_equal(got, want)
 
 
 def test_dimensions_beyond_the_rank_of_a_tensor_map_are_merged():
