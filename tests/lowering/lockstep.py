@@ -24,14 +24,16 @@ _TYPES: dict[str, Any] = {
 }
 _COMPARE: dict[str, Callable] = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal,
                                  "gt": np.greater, "ge": np.greater_equal, "neu": np.not_equal,
+                                 "gtu": lambda x, y: ~(x <= y),
                                  "nan": lambda x, y: np.isnan(x) | np.isnan(y)}
 _BINARY: dict[str, Callable] = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "and": np.bitwise_and,
                                 "or": np.bitwise_or, "xor": np.bitwise_xor, "max": np.maximum, "min": np.minimum,
-                                "rem": np.fmod}
+                                "rem": np.fmod, "copysign": lambda x, y: np.copysign(y, x)}
 _UNARY: dict[str, Callable] = {"neg": np.negative, "abs": np.abs, "ex2": np.exp2, "rcp": lambda x: 1 / x,
                                "rsqrt": lambda x: 1 / np.sqrt(x), "sqrt": np.sqrt, "lg2": np.log2}
 _POISON = 0xA5
 _GUARD = 512  # bytes between arrays
+_CTAS = 3     # that a persistent kernel is launched with
 
 
 def run(lowered: Lowered, case: Case) -> list[np.ndarray]:
@@ -52,8 +54,10 @@ def run(lowered: Lowered, case: Case) -> list[np.ndarray]:
   for var, start in zip(roots, starts, strict=True):
     flat = np.ascontiguousarray(data[var]).reshape(-1).view(np.uint8)
     memory[start:start + flat.size], legal[start:start + flat.size] = flat, True
-  for cta in range(math.prod(graph.options.grid)):
-    _Cta(lowered, memory, legal, starts, cta).run()
+  ctas = math.prod(graph.options.grid)
+  ctas = min(ctas, _CTAS) if graph.options.persistent else ctas
+  for cta in range(ctas):
+    _Cta(lowered, memory, legal, starts, cta, ctas).run()
   out = []
   for var in graph.invars[graph.num_inputs:]:
     start = starts[roots.index(var)]
@@ -63,11 +67,11 @@ def run(lowered: Lowered, case: Case) -> list[np.ndarray]:
 
 
 class _Cta:
-  def __init__(self, lowered: Lowered, memory: np.ndarray, legal: np.ndarray, starts: list[int], cta: int):
+  def __init__(self, lowered: Lowered, memory: np.ndarray, legal: np.ndarray, starts: list[int], cta: int, ctas: int):
     (self.entry,) = lowered.lowering.emitted.module.entries
     self.threads, self.memory, self.legal = self.entry.threads, memory, legal
     self.params = {p.name: start for p, start in zip(self.entry.params, starts, strict=True)}
-    self.special = {"tid.x": np.arange(self.threads, dtype=np.uint32), "ctaid.x": cta}
+    self.special = {"tid.x": np.arange(self.threads, dtype=np.uint32), "ctaid.x": cta, "nctaid.x": ctas}
     self.regs: dict[Reg, np.ndarray] = {}
     self.shared = np.full(max(1, lowered.lowering.program.smem_bytes), _POISON, np.uint8)
     self.written_by = np.zeros(self.shared.size, np.int64)  # since the last sync: warp + 1
@@ -119,7 +123,9 @@ class _Cta:
 
   def _execute(self, inst: Inst, active: np.ndarray) -> None:
     name, mods, ops = inst.form.head.split(".")[0], inst.mods, inst.operands
-    if name in ("ld", "st", "cvta"):
+    if name == "cp":
+      self._copy_async(inst, active)
+    elif name in ("ld", "st", "cvta"):
       self._memory(inst, active)
     elif name == "bar":
       assert inst.form.head == "bar.sync" and active.all()
@@ -138,6 +144,8 @@ class _Cta:
       return _COMPARE[inst.mods["cmp"]](self.read(ops[0], kind), self.read(ops[1], kind))
     if name == "selp":
       return np.where(self.regs[ops[2]], self.read(ops[0], kind), self.read(ops[1], kind))
+    if name == "prmt":
+      return self._permute(*ops)
     if name == "shfl":
       return self._shuffle(inst.mods["mode"], *ops)
     if name in ("shl", "shr"):
@@ -163,6 +171,11 @@ class _Cta:
     source = np.arange(32) ^ by if mode == "bfly" else np.full(32, by)
     return lanes[:, source].reshape(-1)
 
+  def _permute(self, x: Any, y: Any, selector: int) -> np.ndarray:
+    source = np.concatenate([self.read(v, "b32").copy().view(np.uint8).reshape(-1, 4) for v in (x, y)], axis=1)
+    chosen = [selector >> 4 * i & 15 for i in range(4)]
+    return np.ascontiguousarray(source[:, chosen]).view(np.uint32)[:, 0]
+
   def _convert(self, inst: Inst, active: np.ndarray) -> None:
     d, *ops = inst.operands
     assert isinstance(d, Reg)
@@ -170,8 +183,12 @@ class _Cta:
     if to in ("f16x2", "bf16x2"):
       high, low = (self._narrow(self.read(o, "f32"), to) for o in ops)
       self.write(d, high.astype(np.uint32) << 16 | low, active)
+    elif source == "f32" and to[0] in "su":                     # saturates; NaN gives 0
+      limits, x = np.iinfo(_TYPES[to]), np.trunc(self.read(ops[0], source).astype(np.float64))
+      self.write(d, np.clip(np.nan_to_num(x, nan=0.0), limits.min, limits.max).astype(_TYPES[to]), active)
     else:
-      self.write(d, self.read(ops[0], source).astype(_TYPES[to]), active)
+      rounded = {"rmi": np.floor, "rpi": np.ceil}.get(inst.mods.get("rnd", ""), np.asarray)
+      self.write(d, rounded(self.read(ops[0], source)).astype(_TYPES[to]), active)
 
   def _narrow(self, x: np.ndarray, to: str) -> np.ndarray:
     dtype = np.float16 if to == "f16x2" else jax.numpy.bfloat16
@@ -185,6 +202,21 @@ class _Cta:
       self.write(d[1], (word >> 16).astype(np.uint16), active)
     else:
       self.write(d, self.read(x[0], "b16").astype(np.uint32) | self.read(x[1], "b16").astype(np.uint32) << 16, active)
+
+  def _copy_async(self, inst: Inst, active: np.ndarray) -> None:
+    """cp.async, as if it were done at once."""
+    if not inst.form.head.startswith(("cp.async.ca", "cp.async.cg")):
+      return                                                    # the end of a group, or a wait for one
+    target, source, size, *rest = inst.operands
+    assert isinstance(target, Addr) and isinstance(source, Addr) and isinstance(size, int)
+    kept = self.read(rest[0], "u32").astype(np.int64) if rest else np.full(self.threads, size)
+    to, of = (self.read(x.base, t).astype(np.int64) + x.offset for x, t in ((target, "s32"), (source, "s64")))
+    assert not (to[active] % size).any() and not (of[active & (kept > 0)] % size).any(), f"{inst} is not aligned"
+    for k in range(size):
+      here = active & (k < kept)
+      value = np.zeros(self.threads, np.uint8)
+      value[here] = self._checked(False, of[here][:, None] + k, here, True)[of[here] + k]
+      self._checked(True, to[active][:, None] + k, active, False)[to[active] + k] = value[active]
 
   def _memory(self, inst: Inst, active: np.ndarray) -> None:
     head, ops = inst.form.head, inst.operands

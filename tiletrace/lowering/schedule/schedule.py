@@ -212,7 +212,7 @@ class _Scheduler:
   def _ordered(self, work: Block, graph: TileGraph, own: set[Var]) -> Block:
     """The copies that are left are made by the threads of this role; syncs and fences order what threads touch."""
     ctx = context(graph, self.layouts, self.target, self.options)
-    return place_syncs(demote_copies(work, ctx, self.notes), own | self.unordered)
+    return place_syncs(demote_copies(work, ctx, self.notes), own | self.unordered, repeats=graph.options.persistent)
 
   def _epilogue(self, head: Builder, body: Block, consumers: int) -> tuple[Expand, Staging | None]:
     """How to expand the body's staged stores; the staging buffer takes the largest power of two of chunks that fits."""

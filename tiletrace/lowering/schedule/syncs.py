@@ -29,16 +29,20 @@ class _State:
 _ASYNC_READERS = frozenset({"gemm", "gemm_async"})
 
 
-def place_syncs(block: Block, buffers: set[Var]) -> Block:
+def place_syncs(block: Block, buffers: set[Var], *, repeats: bool) -> Block:
   """The block with `fence` and `sync` before each access that another thread's access must precede.
 
   Args:
     block: a role's program. Reads by wgmma are complete at the wait that stands before the next write.
+    repeats: the block is the body of a tile loop: what comes first in it follows what comes last.
     buffers: the shared buffers and global arrays to order; rings and staging buffers keep order by their own barriers.
   """
   if not buffers:
     return block
-  return _block(block, buffers, _State(set(), set(), set()))
+  state = _State(set(), set(), set())
+  if repeats:
+    _block(block, buffers, state)
+  return _block(block, buffers, state)
 
 
 def _block(block: Block, buffers: set[Var], state: _State) -> Block:
