@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 import tiletrace as tt
-from tiletrace.kernels.rows import check_like, check_vector, float_array, flatten_rows, plan_rows
+from tiletrace.kernels.rows import check_like, check_vector, flatten_rows, float_array, plan_rows
 
 
 def rms_norm_kernel(x, gamma, residual, gate, y, h=None, *, rows, columns, eps, silu):
@@ -100,11 +100,11 @@ def rms_norm(x: jax.Array, gamma: jax.Array | None = None, *, residual: jax.Arra
   flat, (m, n) = flatten_rows(x), (math.prod(x.shape[:-1]), x.shape[-1])
   like = jax.ShapeDtypeStruct((m, n), x.dtype)
   plan = plan_rows(m, n, x.dtype, 1 + (residual is not None) + (gate is not None))
-  kernel = functools.partial(rms_norm_kernel, rows=plan.rows, columns=plan.columns, eps=eps, silu=silu)
-  out = tt.tile_call(
-      kernel, (like, like) if residual is not None else like, grid=plan.grid, warpgroups=plan.warpgroups,
-      options=tt.CompileOptions(ctas_per_sm=plan.ctas_per_sm), name="rms_norm", vjp=functools.partial(_backward, eps=eps, silu=silu))(
-          flat, gamma, flatten_rows(residual), flatten_rows(gate))
+  call = tt.tile_call(
+      functools.partial(rms_norm_kernel, rows=plan.rows, columns=plan.columns, eps=eps, silu=silu),
+      (like, like) if residual is not None else like, name="rms_norm", **plan.launch(),
+      vjp=functools.partial(_backward, eps=eps, silu=silu))
+  out = call(flat, gamma, flatten_rows(residual), flatten_rows(gate))
   return jax.tree.map(lambda o: o.reshape(x.shape), out)
 
 

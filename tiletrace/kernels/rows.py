@@ -44,6 +44,11 @@ class RowPlan:
   grid: int
   ctas_per_sm: int = 1
 
+  def launch(self) -> dict[str, Any]:
+    """Keywords of tile_call."""
+    return {"grid": self.grid, "warpgroups": self.warpgroups,
+            "options": tt.CompileOptions(ctas_per_sm=self.ctas_per_sm)}
+
 
 @functools.lru_cache(maxsize=1024)
 def plan_rows(m: int, n: int, dtype: np.dtype, arrays: int = 1) -> RowPlan:
@@ -70,7 +75,7 @@ def plan_rows(m: int, n: int, dtype: np.dtype, arrays: int = 1) -> RowPlan:
       if n > threads * _MOST_ELEMENTS / arrays:
         break
       held = blocked_for_reduction((rows, n), 8 * dtype.itemsize, 4 * warpgroups, (1,)).extent("reg")
-      if held > _MOST_ELEMENTS / arrays and (warpgroups, rows) != (1, 1) or threads * held * arrays > _limit(warpgroups):
+      if (held > _MOST_ELEMENTS / arrays and (warpgroups, rows) != (1, 1)) or held * arrays > _limit(warpgroups):
         continue
       cost = threads * held / (rows * n) + 0.1 * abs(math.log2(held / wanted))
       if best is None or cost < best[0]:
@@ -80,8 +85,8 @@ def plan_rows(m: int, n: int, dtype: np.dtype, arrays: int = 1) -> RowPlan:
 
 
 def _limit(warpgroups: int) -> int:
-  """Elements in the registers of a CTA: beyond four warpgroups a thread has 64 registers for everything."""
-  return 128 * warpgroups * (_MOST_ELEMENTS if warpgroups <= 4 else _ELEMENTS)
+  """Elements in a thread's registers: with more than four warpgroups it has few."""
+  return _MOST_ELEMENTS if warpgroups <= 4 else _ELEMENTS
 
 
 # ---- arguments

@@ -12,10 +12,12 @@ class CompileOptions:
     force: (op, variant) pairs; that op must use that variant, or lowering fails with the reason it declines.
     allow_spills: accept a kernel whose registers spill to local memory.
     allow_serialized_wgmma: accept ptxas' C75xx warnings (wgmma serialised: correct, slow).
+    ctas_per_sm: how many CTAs an SM is to hold at least: ptxas takes no more registers than that leaves.
   """
   force: tuple[tuple[str, str], ...] = ()
   allow_spills: bool = False
   allow_serialized_wgmma: bool = False
+  ctas_per_sm: int = 1
 
   def forced(self, op: str) -> str | None:
     return dict(self.force).get(op)

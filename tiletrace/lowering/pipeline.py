@@ -97,7 +97,7 @@ def lower(graph: TileGraph, target: Target, options: CompileOptions) -> Lowering
   selected = run("select", lambda: select(laid_out.graph, laid_out.layouts, target, options), level="select",
                  text=lambda x: with_layouts(x.graph, x.layouts))
   program = run("schedule", lambda: schedule(selected, target, options), level="schedule", text=program_text)
-  emitted = run("emit", lambda: emit(program))
+  emitted = run("emit", lambda: emit(program, options))
   lineinfo = config.read().lineinfo
   ptx = run("render", lambda: emitted.module.render(lineinfo=lineinfo), text=str)
   if config.read().verify:

@@ -9,6 +9,7 @@ from tiletrace.core.graph import Atom, Block, Eqn, Literal, TileGraph, Var
 from tiletrace.core.rules import RuleTable
 from tiletrace.core.types import BarrierType, RefType, Space, TileType
 from tiletrace.lowering.emit.snapshots import loads_to_copy
+from tiletrace.lowering.emit.streams import streamed_inputs
 from tiletrace.lowering.emit.tensor_maps import TensorMap, TensorMaps
 from tiletrace.lowering.emit.values import Elements, Operand, allocate
 from tiletrace.lowering.facts import Facts
@@ -51,6 +52,7 @@ class EmitContext:
     layouts: a layout for each distributed tile, fragment and shared buffer.
     offsets: byte offset in shared memory of each shared buffer and barrier array.
     scope: the active threads.
+    streamed: inputs of which every program reads its own elements, once.
   """
 
   def __init__(self, graph: TileGraph, layouts: dict[Var, Layout], offsets: dict[Var, int], target: Target,
@@ -67,6 +69,7 @@ class EmitContext:
     self._smem = smem
     self.guard: Reg | None = None
     self.copied_loads: set[Eqn] = loads_to_copy(graph.body)
+    self.streamed = streamed_inputs(graph)
 
   # ---- the environment
 

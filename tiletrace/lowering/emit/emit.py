@@ -15,11 +15,15 @@ import tiletrace.lowering.emit.relayout
 import tiletrace.lowering.emit.roles
 import tiletrace.lowering.emit.shape
 import tiletrace.lowering.emit.tma  # noqa: F401
+from tiletrace.core.errors import LoweringError
+from tiletrace.core.graph import walk
+from tiletrace.core.ops.roles import warpgroup_p
 from tiletrace.core.types import RefType
 from tiletrace.lowering.emit.barrier import init_barriers
 from tiletrace.lowering.emit.context import EmitContext
 from tiletrace.lowering.emit.tensor_maps import TensorMap
 from tiletrace.lowering.facts import Facts
+from tiletrace.lowering.options import CompileOptions
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.module import Entry, Module, Param
 from tiletrace.lowering.schedule.program import Program
@@ -33,15 +37,22 @@ class Emitted:
   tensor_maps: tuple[TensorMap, ...]
 
 
-def emit(program: Program) -> Emitted:
+def emit(program: Program, options: CompileOptions) -> Emitted:
   """Renders a program. The parameters are the distinct references' addresses, then the tensor maps.
 
   Tensor maps are found while emitting the body, so the prologue that takes their addresses is put before it afterwards.
+
+  Raises:
+    LoweringError: several CTAs are to share an SM whose registers a role takes.
   """
   graph = program.graph
+  budgets = [e for e in walk(graph.body) if e.primitive is warpgroup_p and e.params["regs"] is not None]
+  if options.ctas_per_sm > 1 and budgets:
+    raise LoweringError(f"ctas_per_sm={options.ctas_per_sm}, but this role has a budget of registers for one CTA",
+                        loc=budgets[0].loc, hint="drop ctas_per_sm=")
   module = Module(target=program.target.name)
   smem = module.dynamic_shared("smem", align=1024)
-  entry = module.entry(graph.name, (), program.threads, min_ctas=1)
+  entry = module.entry(graph.name, (), program.threads, min_ctas=options.ctas_per_sm)
   ctx = EmitContext(graph, program.layouts, program.offsets, program.target, entry, smem, Facts(graph), program.threads)
   roots = list(dict.fromkeys(graph.invars))
   entry.params = tuple(Param(f"arg{i}", "u64") for i in range(len(roots)))

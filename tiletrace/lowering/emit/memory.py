@@ -248,11 +248,12 @@ def _load_global(ctx: EmitContext, eqn: Eqn) -> None:
   mask = ctx.read(eqn.values[0]) if eqn.values else None
   guarded = mask is not None or access.may_overhang
   fill = eqn.params["fill_value"] if guarded else None
+  hints = access.cache_hints(vec_bytes)
 
   def load(i: int, regs, kind) -> None:
     address, pred = access.at(groups[i][0])
     pred = access.both(pred, _mask_of(mask, groups[i]))
-    ctx.b(isa.LD_GLOBAL, regs, address, pred=pred, **kind)
+    ctx.b(isa.LD_GLOBAL, regs, address, pred=pred, **hints, **kind)
 
   ctx.bind(out, collect(ctx, ref.type.dtype, access.count, groups, vec_bytes, load, eqn, fill))
 
