@@ -65,8 +65,8 @@ def floats(rng, dtype):
   return rows_case(x, *FLOAT, rows=2, warpgroups=2)
 
 
-@case(dtype=(np.int32, np.uint32))
-def integers(rng, dtype):
+@case(dtype=("int32", "uint32"))
+def integers_of_all_bits(rng, dtype):
   x = rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, (9, 777)).astype(dtype)
   return rows_case(x, ("sum", "max", "min", "prod"), ("exact",) * 4, rows=2)
 

@@ -144,6 +144,8 @@ class _Cta:
       return _COMPARE[inst.mods["cmp"]](self.read(ops[0], kind), self.read(ops[1], kind))
     if name == "selp":
       return np.where(self.regs[ops[2]], self.read(ops[0], kind), self.read(ops[1], kind))
+    if name in ("redux", "vote"):
+      return self._whole_warp(inst, *ops)
     if name == "prmt":
       return self._permute(*ops)
     if name == "shfl":
@@ -170,6 +172,13 @@ class _Cta:
     lanes = self.read(x, "b32").reshape(-1, 32)
     source = np.arange(32) ^ by if mode == "bfly" else np.full(32, by)
     return lanes[:, source].reshape(-1)
+
+  def _whole_warp(self, inst: Inst, x: Any, mask: Any) -> np.ndarray:
+    assert mask == -1
+    lanes = self.read(x, inst.mods.get("type", "pred")).reshape(-1, 32)
+    reduce = {"any": np.any, "all": np.all, "add": np.sum, "max": np.max, "min": np.min}[
+      inst.mods.get("mode") or inst.mods["op"]]
+    return np.repeat(reduce(lanes, axis=1).astype(lanes.dtype), 32)
 
   def _permute(self, x: Any, y: Any, selector: int) -> np.ndarray:
     source = np.concatenate([self.read(v, "b32").copy().view(np.uint8).reshape(-1, 4) for v in (x, y)], axis=1)

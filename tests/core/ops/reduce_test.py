@@ -62,7 +62,7 @@ def test_indices_of_extrema_are_jnps(name, axis, keepdims, dtype):
     y[...] = getattr(tt, name)(x[...], axis, keepdims=keepdims)
 
   graph = trace(kernel, grid=(1,), x=array(np.dtype(dtype), 5, 9), y=Out(array(dtypes.i32, *want.shape)))
-  np.testing.assert_array_equal(np.asarray(run(graph, x)[0]), want)
+  np.testing.assert_array_equal(np.asarray(run(graph, jnp.asarray(x))[0]), want)
 
 
 def test_indices_take_one_axis():
@@ -83,7 +83,7 @@ def test_no_elements_have_a_sum_but_no_maximum():
 
   x = rng.normal(0, 1, (3, 4)).astype(np.float32)
   graph = trace(kernel, grid=(1,), x=array(dtypes.f32, 3, 4), y=Out(array(dtypes.f32, 4)))
-  np.testing.assert_array_equal(np.asarray(run(graph, x)[0]), [0, 1, 0, 1])
+  np.testing.assert_array_equal(np.asarray(run(graph, jnp.asarray(x))[0]), [0, 1, 0, 1])
   for f in (tt.max, tt.min, tt.argmax):
     with pytest.raises(TileTypeError, match=r"of f32\[3,0\]: there is none of no elements"):
       trace_values(lambda v, f=f: f(v[:, 2:2], axis=1), (dtypes.f32, (3, 4)))

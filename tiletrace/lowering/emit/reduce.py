@@ -66,7 +66,8 @@ def _within_warp(ctx: EmitContext, eqn: Eqn, op: str, plan: Reduction) -> None:
 
   xs = _without_padding(ctx, eqn, op)
   out = [_tree([xs[r] for r in group if r in xs], combine) for group in plan.registers]
-  result(ctx, eqn, _across_lanes(b, out, plan.lanes, kind, combine))
+  whole = _whole_warp(op, kind) if len(plan.lanes) == 5 else None
+  result(ctx, eqn, [whole(b, x) for x in out] if whole else _across_lanes(b, out, plan.lanes, kind, combine))
 
 
 def _without_padding(ctx: EmitContext, eqn: Eqn, op: str) -> dict[int, Operand]:
@@ -103,6 +104,16 @@ def _tree(xs: list[Operand], combine: Callable[[Operand, Operand], Operand]) -> 
   while len(xs) > 1:
     xs = [combine(*xs[i:i + 2]) if i + 1 < len(xs) else xs[i] for i in range(0, len(xs), 2)]
   return xs[0]
+
+
+def _whole_warp(op: str, kind: str) -> Callable[[Builder, Operand], Operand] | None:
+  """One instruction for all 32 lanes: redux of integers, vote of booleans (PTX ISA 9.7.13, redux.sync, vote.sync)."""
+  name = {"reduce_sum": "add", "reduce_max": "max", "reduce_min": "min"}.get(op)
+  if kind == "pred":
+    return lambda b, x: b.new(isa.VOTE, x, _WHOLE_WARP, mode="any" if op == "reduce_max" else "all")
+  if kind in ("s32", "u32") and name is not None:
+    return lambda b, x: b.new(isa.REDUX, x, _WHOLE_WARP, op=name, type=kind)
+  return None
 
 
 def _across_lanes(b: Builder, xs: list[Operand], masks: tuple[int, ...], kind: str,
