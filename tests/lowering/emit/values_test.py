@@ -14,7 +14,8 @@ from tests.lowering import lockstep
 from tests.tolerances import assert_close
 
 _PIPELINED = ("copies_between_spaces", "pipelined_copies_without_a_gemm", "copies_of_odd_blocks-40",
-              "copies_of_odd_blocks-36", "rings_of_small_slots", "copies_of_transposed_views", "rings_that_threads_read")
+              "copies_of_odd_blocks-36", "rings_of_small_slots", "copies_of_transposed_views",
+              "rings_that_threads_read")
 NAMES = [name for name in CASES if not name.startswith(_PIPELINED) and any(
   name.partition("-")[0] in vars(m) for m in (corpus_control, corpus_elementwise, corpus_memory))]
 
