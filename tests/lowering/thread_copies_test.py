@@ -1,15 +1,20 @@
 """Copies that TMA cannot take, made by a full producer warpgroup: the schedule, its protocol, its code."""
 from __future__ import annotations
 
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import tiletrace as tt
+from tests.gpu.corpus import Case
+from tests.lowering import lockstep
 from tests.lowering.kernels import BF16, F32, assemble, count, lower, matmul, notes, struct
 from tests.lowering.protocol import Protocol
 from tiletrace.core.graph import Eqn, walk
 from tiletrace.core.ops import memory
+from tiletrace.lowering.emit.cp_async import _parts
 from tiletrace.lowering.schedule import fill, producer
 from tiletrace.lowering.schedule.checker import check_program
 from tiletrace.lowering.schedule.resources import register_budget
@@ -287,3 +292,36 @@ def test_elements_of_4_bytes_with_a_fill_are_pipelined():
   lowered = lower(kernel, [struct(16, 256, dtype=F32)], struct(16, 64, dtype=F32))
   assert dispatches(lowered) == {"vector"} and arrivals(lowered) == {"full": 1, "empty": 1}
   assert assemble(lowered).spill_stores == 0
+
+
+def staged_kernel(x, y, *, fill, swizzle):
+  """The copy that a producer makes, by all threads, where nothing is asynchronous."""
+  i, j = tt.program_id(0), tt.program_id(1)
+  s = tt.alloc_shared((16, 64), x.dtype, layout=tt.swizzle(swizzle))
+  tt.copy(x.at[tt.ds(i * 16 - 3, 16), tt.block(j, 64)], s, fill_value=fill)
+  y[tt.block(i, 16), tt.block(j, 64)] = s[...]
+
+
+@pytest.mark.parametrize("columns", (61, 64, 130, 191))
+@pytest.mark.parametrize(("dtype", "swizzle"), [
+  (BF16, 0), (BF16, 128), (np.float16, 64), (F32, 0), (F32, 128), (np.bool_, 0)])
+def test_what_the_copies_write(dtype, swizzle, columns):
+  rng = np.random.default_rng(columns)
+  x = (rng.standard_normal((37, columns)) * 9).astype(dtype) if dtype != np.bool_ else rng.random((37, columns)) < 0.5
+  fill = dtype == np.bool_ or 1.5
+  padded = np.full((48, 192), fill, dtype)
+  padded[3:40, :columns] = x
+  call = tt.tile_call(functools.partial(staged_kernel, fill=fill, swizzle=swizzle),
+                      struct(48, 192, dtype=dtype), grid=(3, 3))
+  got, = lockstep.run(call.lower(x), Case(call, (x,), (padded,), "exact"))
+  np.testing.assert_array_equal(got, padded)
+
+
+@pytest.mark.parametrize("part", (2, 8, 14, 64))
+def test_parts_are_whole_accesses_of_every_element_once(part):
+  loads = [[r] for r in range(48)]
+  for stores in ([[2 * i, 2 * i + 1] for i in range(24)], [[i, i + 12, i + 24, i + 36] for i in range(12)]):
+    parts = _parts(loads, stores, part)
+    assert sorted(r for p in parts for r in p.registers) == list(range(48))
+    assert all(sorted(r for g in p.loads for r in g) == sorted(r for g in p.stores for r in g) for p in parts)
+    assert max(len(p.registers) for p in parts) <= max(part, len(stores[0]))
