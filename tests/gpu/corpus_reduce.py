@@ -59,6 +59,12 @@ def rows_by_several_warpgroups(rng, shape):
   return rows_case(normal(rng, 3 * rows + 1, n), *FLOAT, rows=rows, warpgroups=3)
 
 
+@case(n=(229, 600))
+def rows_of_a_persistent_kernel(rng, n):
+  """The exchange of one program must be over before that of the next one begins."""
+  return rows_case(normal(rng, 700, n), *FLOAT, rows=1, persistent=True)
+
+
 @case(dtype=("bf16", "f16", "f32"))
 def floats(rng, dtype):
   x = (normal(rng, 20, 600) + 0.25).astype(DTYPES[dtype])
@@ -151,6 +157,21 @@ def results_of_rank_zero(rng, shape):
   branch = np.where(total > 0, (x ** 2).sum(1).max(1) + x.min((1, 2)), 0)
   call = tt.tile_call(scalars_kernel, out(*[((6,), np.int32)] * 3), grid=6, warpgroups=2)
   return Case(call, (x,), (total.astype(np.int32), top.astype(np.int32), branch.astype(np.int32)), "exact")
+
+
+def halving_kernel(x, y, steps):
+  """A loop that runs for as long as any thread's element says so."""
+  i = tt.program_id(0)
+  y[i, :], steps[i] = tt.while_loop(lambda c: tt.any(c[0] > 1), lambda c: (c[0] * 0.5, c[1] + 1), (x[i, :], 0))
+
+
+@case(n=(20, 500))
+def loops_until_all_agree(rng, n):
+  x = np.exp2(rng.integers(-3, 9, (5, n))).astype(np.float32)
+  x[3] = 0.25
+  steps = np.maximum(np.ceil(np.log2(x.max(1))), 0).astype(np.int32)
+  call = tt.tile_call(halving_kernel, out((x.shape, np.float32), ((5,), np.int32)), grid=5, warpgroups=2)
+  return Case(call, (x,), (x / np.exp2(steps).astype(np.float32)[:, None], steps), "exact")
 
 
 def made_kernel(y, *, n):
