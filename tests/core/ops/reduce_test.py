@@ -24,7 +24,7 @@ def test_reductions_are_jnps(name, axis, keepdims):
     y[...] = getattr(tt, name)(x[...], axis, keepdims=keepdims)
 
   graph = trace(kernel, grid=(1,), x=array(dtypes.f32, 2, 3, 4), y=Out(array(want.dtype, *want.shape)))
-  np.testing.assert_allclose(np.asarray(run(graph, x)[0]), want, rtol=1e-6)
+  np.testing.assert_allclose(np.asarray(run(graph, jnp.asarray(x))[0]), want, rtol=1e-6)
 
 
 def test_sums_keep_the_dtype_and_accumulate_16_bit_floats_in_f32():
