@@ -1,6 +1,8 @@
 """Ready JAX functions made of kernels, each with its derivative and a reference in jax.numpy."""
 from __future__ import annotations
 
+from tiletrace.kernels.layer_norm import layer_norm, layer_norm_reference
 from tiletrace.kernels.rms_norm import rms_norm, rms_norm_reference
+from tiletrace.kernels.softmax import softmax, softmax_reference
 
-__all__ = ["rms_norm", "rms_norm_reference"]
+__all__ = ["layer_norm", "layer_norm_reference", "rms_norm", "rms_norm_reference", "softmax", "softmax_reference"]

@@ -2,11 +2,11 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import tiletrace as tt
 from tiletrace.kernels.rows import check_like, check_vector, flatten_rows, float_array, plan_rows
@@ -97,14 +97,14 @@ def rms_norm(x: jax.Array, gamma: jax.Array | None = None, *, residual: jax.Arra
   x = float_array("rms_norm", "x", x)
   gamma = check_vector("rms_norm", "gamma", gamma, x)
   residual, gate = check_like("rms_norm", "residual", residual, x), check_like("rms_norm", "gate", gate, x)
-  flat, (m, n) = flatten_rows(x), (math.prod(x.shape[:-1]), x.shape[-1])
-  like = jax.ShapeDtypeStruct((m, n), x.dtype)
-  plan = plan_rows(m, n, x.dtype, 1 + (residual is not None) + (gate is not None))
+  flat = flatten_rows(x)
+  like = jax.ShapeDtypeStruct(flat.shape, x.dtype)
+  plan = plan_rows(*flat.shape, np.dtype(x.dtype), 1 + (residual is not None) + (gate is not None))
   call = tt.tile_call(
       functools.partial(rms_norm_kernel, rows=plan.rows, columns=plan.columns, eps=eps, silu=silu),
       (like, like) if residual is not None else like, name="rms_norm", **plan.launch(),
       vjp=functools.partial(_backward, eps=eps, silu=silu))
-  out = call(flat, gamma, flatten_rows(residual), flatten_rows(gate))
+  out = call(flat, gamma, *(None if a is None else flatten_rows(a) for a in (residual, gate)))
   return jax.tree.map(lambda o: o.reshape(x.shape), out)
 
 

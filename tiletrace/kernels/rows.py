@@ -137,9 +137,9 @@ def check_vector(function: str, name: str, y: Any, x: jax.Array) -> jax.Array | 
   return y
 
 
-def flatten_rows(x: jax.Array | None) -> jax.Array | None:
+def flatten_rows(x: jax.Array) -> jax.Array:
   """[..., n] as [m, n]: no copy."""
-  return None if x is None else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+  return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def _extents(shape: tuple[int, ...]) -> str:
