@@ -12,6 +12,7 @@ from tests.gpu.corpus import Case
 from tests.lowering import lockstep
 from tests.lowering.kernels import BF16, F32, assemble, count, lower, matmul, notes, struct
 from tests.lowering.protocol import Protocol
+from tiletrace.core.errors import ScheduleError
 from tiletrace.core.graph import Eqn, walk
 from tiletrace.core.ops import memory
 from tiletrace.lowering.emit.cp_async import _parts
@@ -154,9 +155,9 @@ def test_an_author_writes_the_same_protocol():
 # ---- registers
 
 @pytest.mark.parametrize("consumers", range(1, 8))
-@pytest.mark.parametrize("copies", (False, True))
-def test_registers_of_all_roles_fit_what_the_launch_gave(consumers, copies):
-  budget = register_budget(consumers, TARGETS["sm_90a"], copies)
+@pytest.mark.parametrize("beside", (None, 0, 64, 128, 160, 240))
+def test_registers_of_all_roles_fit_what_the_launch_gave(consumers, beside):
+  budget = register_budget(consumers, TARGETS["sm_90a"], beside)
   if consumers == 1:
     assert budget is None
     return
@@ -165,6 +166,22 @@ def test_registers_of_all_roles_fit_what_the_launch_gave(consumers, copies):
   entry = 65536 // (128 * (consumers + 1)) // 8 * 8
   assert producer % 8 == each % 8 == 0 and 24 <= producer <= entry <= each <= 240
   assert producer + consumers * each <= entry * (consumers + 1)
+
+
+def test_a_producer_takes_fewer_registers_where_the_consumers_need_them():
+  assert [register_budget(2, TARGETS["sm_90a"], n) for n in (128, 152, 200)] == [(136, 184), (88, 208), (56, 224)]
+  assert [roles(matmul(200, n, k, bn=256))[0].params["regs"] for n, k in ((333, 777), (264, 136))] == [136, 24]
+
+
+def test_roles_that_ask_for_more_than_the_launch_gave_are_refused():
+  def kernel(x, y):
+    with tt.warpgroup(0, regs=24):
+      tt.sync(each="warpgroup")
+    with tt.warpgroup(range(1, 5), regs=120):
+      y[...] = x[...]
+
+  with pytest.raises(ScheduleError, match="the roles ask for 64512 registers, 5 warpgroups have 61440 at launch"):
+    lower(kernel, [struct(64, 64)], struct(64, 64), warpgroups=5)
 
 
 # ---- the protocol: every order of the roles

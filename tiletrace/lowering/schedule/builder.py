@@ -72,7 +72,8 @@ class Builder:
   # ---- memory
 
   def alloc(self, space: Space, shape: tuple[int, ...], dtype: np.dtype, hint: str, layout: Any = None) -> Var:
-    return self.bind(memory.alloc_p, (), {"space": space, "shape": shape, "dtype": dtype, "layout": layout}, hint=hint)[0]
+    params = {"space": space, "shape": shape, "dtype": dtype, "layout": layout}
+    return self.bind(memory.alloc_p, (), params, hint=hint)[0]
 
   def load(self, ref: RefOperand, fill_value: Any = 0) -> Var:
     return self.bind(memory.load_p, (ref.root, *ref.dyn), {"views": (ref.view,), "fill_value": fill_value})[0]

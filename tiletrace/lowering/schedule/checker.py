@@ -148,8 +148,11 @@ def _check_roles(graph: TileGraph) -> None:
         raise ScheduleError(f"warpgroup {wg} has two roles", loc=role.loc, also=("the first is at", taken[wg].loc))
       taken[wg] = role
   total = sum(r.params["count"] * (r.params["regs"] or 0) for r in roles)
-  if all(r.params["regs"] for r in roles) and total > 512:
-    raise ScheduleError(f"the roles ask for {128 * total} registers, an SM has 65536: the kernel would wait for ever",
+  groups = sum(r.params["count"] for r in roles)
+  if roles and all(r.params["regs"] for r in roles) and total > 512 // groups // 8 * 8 * groups:
+    launched = 128 * (512 // groups // 8 * 8) * groups
+    have = "an SM has 65536" if 128 * total > 65536 else f"{groups} warpgroups have {launched} at launch"
+    raise ScheduleError(f"the roles ask for {128 * total} registers, {have}: the kernel would wait for ever",
                         loc=roles[-1].loc, hint="24 + 2 x 240 and 40 + 2 x 232 fit")
 
 

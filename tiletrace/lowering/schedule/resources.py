@@ -15,30 +15,49 @@ from tiletrace.lowering.wgmma_plan import wgmma_plan
 BARRIER_BYTES = 8
 PRODUCER_REGISTERS = 24
 _BESIDE_ACCUMULATOR = 26  # registers that an instruction with an accumulator of 128 needs beside it (ptxas 13.0: 154)
-COPYING_REGISTERS = {2: 136, 3: 80}  # of a producer whose threads copy, by consumers: most of them are loads in flight
-_FEWEST_COPYING_REGISTERS = 56
+_COPYING_REGISTERS = (136, 88, 80, 56)  # of a producer whose threads copy: most of them are loads in flight
+_BESIDE_FRAGMENTS = 48                   # of a consumer
 _MAX_CONSUMER_REGISTERS = 240
 
 
-def register_budget(consumers: int, target: Target, copies: bool = False) -> tuple[int, int] | None:
+def register_budget(consumers: int, target: Target, copies_beside: int | None = None) -> tuple[int, int] | None:
   """(producer, consumer) registers per thread, or None where every thread gets what it can use at launch.
 
   setmaxnreg moves registers between warpgroups in units of 8; all of them together hold what the CTA got at launch, and
   24 is what an idle producer needs (PTX ISA, setmaxnreg).
 
   Args:
-    copies: the producer's threads copy themselves.
+    copies_beside: where the producer's threads copy themselves, the registers of a consumer's fragments.
   """
   if consumers < 2:
     return None
   entry = target.registers // 128 // (consumers + 1) // 8 * 8
   pool = entry * (consumers + 1)
-  producer = COPYING_REGISTERS.get(consumers, _FEWEST_COPYING_REGISTERS) if copies else PRODUCER_REGISTERS
-  each = min(_MAX_CONSUMER_REGISTERS, (pool - producer) // consumers // 8 * 8)
-  if consumers == 3 and not copies:
-    producer = 32
+
+  def left(producer: int) -> int:
+    return min(_MAX_CONSUMER_REGISTERS, (pool - producer) // consumers // 8 * 8)
+
+  if copies_beside is None:
+    producer = PRODUCER_REGISTERS
+    each = left(producer)
+    producer = 32 if consumers == 3 else producer
+  else:
+    fitting = (p for p in _COPYING_REGISTERS if p <= entry <= left(p) and left(p) >= copies_beside + _BESIDE_FRAGMENTS)
+    producer = next(fitting, _COPYING_REGISTERS[-1])
+    each = left(producer)
   assert producer <= entry <= each and producer + consumers * each <= pool, (consumers, producer, each)
   return producer, each
+
+
+def fragment_registers(graph: TileGraph, layouts: dict[Var, Layout]) -> int:
+  """Registers of a thread that the fragments of a graph take together."""
+  return sum(_registers_of(v, layouts) for e in walk(graph.body) for v in e.outvars
+             if v in layouts and isinstance(v.type, RefType) and v.type.space is Space.FRAGMENT)
+
+
+def _registers_of(var: Var, layouts: dict[Var, Layout]) -> int:
+  count = layouts[var].extent("reg")
+  return (count + 1) // 2 if var.dtype in (dtypes.f16, dtypes.bf16) else count
 
 
 def part_of(registers: int | None) -> int:
@@ -103,9 +122,7 @@ def check_registers(graph: TileGraph, layouts: dict[Var, Layout], budget: int) -
   for eqn in walk(graph.body):
     for var in eqn.outvars:
       if var in layouts and not (isinstance(var.type, RefType) and var.type.space is Space.SHARED):
-        count = layouts[var].extent("reg")
-        packed = var.type.dtype in (dtypes.f16, dtypes.bf16)  # type: ignore[union-attr]
-        sizes.append(((count + 1) // 2 if packed else count, var, eqn.loc))
+        sizes.append((_registers_of(var, layouts), var, eqn.loc))
   fragments = [s for s in sizes if isinstance(s[1].type, RefType)]
   worst = max(sizes, key=lambda s: s[0], default=None)
   total = sum(s[0] for s in fragments)
@@ -132,8 +149,8 @@ def check_instructions(graph: TileGraph, layouts: dict[Var, Layout], threads: in
     plan = wgmma_plan(eqn, layouts[eqn.refs[-1].root], sizes[eqn])
     if plan.acc_registers + _BESIDE_ACCUMULATOR > entry:
       widest = (entry - _BESIDE_ACCUMULATOR) * 64 // plan.acc_bits // 8 * 8
-      raise ResourceError(f"a gemm {plan.n} columns wide holds {plan.acc_registers} accumulator registers, and {threads} "
-                          f"threads have {entry} each at entry", loc=eqn.loc,
+      raise ResourceError(f"a gemm {plan.n} columns wide holds {plan.acc_registers} accumulator registers, and "
+                          f"{threads} threads have {entry} each at entry", loc=eqn.loc,
                           hint=f"at most {widest} columns a warpgroup, or fewer warpgroups=")
 
 

@@ -35,6 +35,7 @@ from tiletrace.lowering.schedule.resources import (
   check_instructions,
   check_launch,
   check_registers,
+  fragment_registers,
   part_of,
   place_buffers,
   register_budget,
@@ -137,7 +138,8 @@ class _Scheduler:
     resources = [self._resources(head, r, consumers) for r in rings]
     own = self._place_allocs(head, ring_vars)
     expand, staging = self._epilogue(head, graph.body, consumers)
-    budget = register_budget(consumers, self.target, copies=any(r.by_threads for r in rings))
+    beside = fragment_registers(graph, self.layouts) if any(r.by_threads for r in rings) else None
+    budget = register_budget(consumers, self.target, beside)
     plans = self._plans(graph, rings, part_of(budget[0] if budget else None))
     head.role(0, 1, budget[0] if budget else None, self._producer(graph, resources, plans))
     head.role(1, consumers, budget[1] if budget else None, self._consumers(graph, resources, own, expand, staging))
