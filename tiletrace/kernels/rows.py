@@ -21,9 +21,9 @@ from tiletrace.core.source import user_loc
 from tiletrace.lowering.layouts.fragment import blocked_for_reduction
 
 _SMS = 132
-_ELEMENTS = 32            # of all arrays together, in the registers of a thread
-_MOST_ELEMENTS = 40
-_LATENCY_ELEMENTS = 8     # where there are too few rows to fill the GPU
+_BYTES = 64               # of all arrays together, on the way to a thread
+_LATENCY_BYTES = 16       # where there are too few rows to fill the GPU
+_MOST_ELEMENTS = 40       # of all arrays together, in the registers of a thread
 _CHUNK = 4096             # columns of a row that is read in parts, by two warpgroups
 
 
@@ -60,12 +60,12 @@ def plan_rows(m: int, n: int, dtype: np.dtype, arrays: int = 1) -> RowPlan:
 
   Example:
     >>> plan_rows(32768, 1024, np.dtype("float16"))
-    RowPlan(rows=4, columns=1024, warpgroups=1, grid=8192, ctas_per_sm=8)
+    RowPlan(rows=4, columns=1024, warpgroups=1, grid=8192, ctas_per_sm=7)
     >>> plan_rows(8192, 16384, np.dtype("float16"))
     RowPlan(rows=1, columns=16384, warpgroups=4, grid=8192, ctas_per_sm=2)
   """
-  plenty = m * n * arrays >= 4 * _SMS * 128 * _ELEMENTS
-  wanted = (_ELEMENTS if plenty else _LATENCY_ELEMENTS) / arrays
+  plenty = m * n * arrays * dtype.itemsize >= 4 * _SMS * 128 * _BYTES
+  wanted = (_BYTES if plenty else _LATENCY_BYTES) / (arrays * dtype.itemsize)
   best: tuple[float, RowPlan] | None = None
   for warpgroups in (1, 2, 3, 4, 5, 6, 7, 8):
     threads = 128 * warpgroups
@@ -75,18 +75,18 @@ def plan_rows(m: int, n: int, dtype: np.dtype, arrays: int = 1) -> RowPlan:
       if n > threads * _MOST_ELEMENTS / arrays:
         break
       held = blocked_for_reduction((rows, n), 8 * dtype.itemsize, 4 * warpgroups, (1,)).extent("reg")
-      if (held > _MOST_ELEMENTS / arrays and (warpgroups, rows) != (1, 1)) or held * arrays > _limit(warpgroups):
+      if (held > _MOST_ELEMENTS / arrays and (warpgroups, rows) != (1, 1)) or held * arrays > _limit(threads):
         continue
       cost = threads * held / (rows * n) + 0.1 * abs(math.log2(held / wanted))
       if best is None or cost < best[0]:
-        share = 1024 // threads if held * arrays <= _ELEMENTS else 1
-        best = cost, RowPlan(rows, n, warpgroups, tt.cdiv(m, rows), share)
-  return RowPlan(1, _CHUNK, 2, m) if best is None else best[1]
+        resident = 768 if held * arrays > 32 else 896 if warpgroups == 1 else 1024      # threads of an SM
+        best = cost, RowPlan(rows, n, warpgroups, tt.cdiv(m, rows), max(1, resident // threads))
+  return RowPlan(1, _CHUNK, 2, m, 3) if best is None else best[1]
 
 
-def _limit(warpgroups: int) -> int:
-  """Elements in a thread's registers: with more than four warpgroups it has few."""
-  return _MOST_ELEMENTS if warpgroups <= 4 else _ELEMENTS
+def _limit(threads: int) -> int:
+  """Elements in a thread's registers, of which an SM has 65,536, each once as f32 and once as what it becomes."""
+  return min(_MOST_ELEMENTS, 65536 // threads // 2)
 
 
 # ---- arguments

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from tiletrace.core.graph import Atom, Block, Eqn, Literal, TileGraph, Var
 from tiletrace.core.rules import RuleTable
 from tiletrace.core.types import BarrierType, RefType, Space, TileType
+from tiletrace.lowering.emit.cache_hints import cache_hints
 from tiletrace.lowering.emit.snapshots import loads_to_copy
-from tiletrace.lowering.emit.streams import streamed_inputs
 from tiletrace.lowering.emit.tensor_maps import TensorMap, TensorMaps
 from tiletrace.lowering.emit.values import Elements, Operand, allocate
 from tiletrace.lowering.facts import Facts
@@ -52,7 +52,7 @@ class EmitContext:
     layouts: a layout for each distributed tile, fragment and shared buffer.
     offsets: byte offset in shared memory of each shared buffer and barrier array.
     scope: the active threads.
-    streamed: inputs of which every program reads its own elements, once.
+    cache_hints: modifiers of the loads of an array.
   """
 
   def __init__(self, graph: TileGraph, layouts: dict[Var, Layout], offsets: dict[Var, int], target: Target,
@@ -69,7 +69,7 @@ class EmitContext:
     self._smem = smem
     self.guard: Reg | None = None
     self.copied_loads: set[Eqn] = loads_to_copy(graph.body)
-    self.streamed = streamed_inputs(graph)
+    self.cache_hints = cache_hints(graph)
 
   # ---- the environment
 

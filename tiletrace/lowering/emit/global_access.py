@@ -105,12 +105,9 @@ class GlobalAccess:
     return vec * item, order[np.argsort(order.min(1), kind="stable")].tolist()
 
   def cache_hints(self, vec_bytes: int) -> dict[str, str]:
-    """Modifiers of a load: the read-only path where no program writes the array, and past L1 where no element is read
-    twice and accesses are whole sectors (PTX ISA 9.7.9, ld.global.nc)."""
-    root, graph = self.ref.root, self.ctx.graph
-    if root not in graph.invars[:graph.num_inputs] or root in graph.outputs:
-      return {}
-    return {"nc": "nc", "l1": "L1::no_allocate"} if vec_bytes == 16 and root in self.ctx.streamed else {"nc": "nc"}
+    """Modifiers of a load; one of narrow accesses leaves the rest of its sectors in L1."""
+    hints = self.ctx.cache_hints.get(self.ref.root, {})
+    return hints if vec_bytes == 16 else {k: v for k, v in hints.items() if k != "l1"}
 
   def at(self, reg: int, *, bounds_only: bool = False) -> tuple[Addr, Reg | None]:
     """The address of a register's element, and the predicate under which it is accessed (None: always).

@@ -1,4 +1,8 @@
-"""Which inputs stream through a kernel: caches keep nothing of them that is read again."""
+"""Which loads may take the read-only path, and which of those pass by L1, which would keep nothing that is read again.
+
+What two equations read stays with ordinary loads: ptxas takes two read-only loads of one address for one, unrolls the
+loops that they stand in to see it, and keeps whole arrays in registers.
+"""
 from __future__ import annotations
 
 import collections
@@ -10,13 +14,15 @@ from tiletrace.core.rules import effects
 _OWN = frozenset({"program_id", "cta_id"})
 
 
-def streamed_inputs(graph: TileGraph) -> frozenset[Var]:
-  """Inputs that one equation reads, at a place that depends on the program."""
+def cache_hints(graph: TileGraph) -> dict[Var, dict[str, str]]:
+  """Modifiers of loads (PTX ISA 9.7.9, ld.global.nc) of the inputs that no program writes and one equation reads: past
+  L1 where the place depends on the program. That is for accesses of whole sectors."""
   reads = collections.Counter(e.refs[x.operand].root for e in walk(graph.body) if not e.blocks for x in effects(e)
                               if isinstance(x, RefEffect) and x.access is Access.READ)
   own = _own_values(graph.body, set())
   placed = {r.root for e in walk(graph.body) for r in e.refs if any(d in own for d in r.dyn)}
-  return frozenset(v for v in graph.invars[:graph.num_inputs] if reads[v] == 1 and v in placed)
+  constant = [v for v in graph.invars[:graph.num_inputs] if reads[v] == 1 and v not in graph.outputs]
+  return {v: {"nc": "nc", "l1": "L1::no_allocate"} if v in placed else {"nc": "nc"} for v in constant}
 
 
 def _own_values(block: Block, own: set) -> set:
