@@ -1,0 +1,216 @@
+"""RMSNorm, RMSNorm with a gate, layer norm and softmax against jit(jnp), torch.compile and a copy of the same bytes.
+
+  python -m benchmarks.norms                                    # the shapes below, bf16
+  python -m benchmarks.norms --ops rms_norm --shapes 4096x777 --dtypes bf16 f32 --json norms.json
+
+GB/s counts what must be read and written once. The copy moves as many bytes, from one array to another, in the same
+rounds; torch.compile takes part where torch is installed, replayed from a CUDA graph.
+"""
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import importlib
+import importlib.util
+import math
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import harness
+from tiletrace import kernels
+
+DTYPES = {"bf16": jnp.bfloat16, "f16": jnp.float16, "f32": jnp.float32}
+TOLERANCE = {"bf16": 2e-2, "f16": 4e-3, "f32": 2e-5}
+WIDE = ((16384, 8192), (65536, 4096), (8192, 16384), (32768, 1024))
+NARROW = tuple((-(-(64 << 20) // (2 * n)), n) for n in (96, 160, 192, 256, 320, 384, 512, 640, 1000))
+SMALL = ((16384, 320),)
+COLUMNS = ("op", "shape", "dtype", "GB/s", "of copy", "floor", "jnp", "torch", "us", "spread", "error", "status")
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+  """What is measured.
+
+  Attributes:
+    ours, reference: functions of the inputs; the reference is what a JAX user writes.
+    inputs: "x" and "gate" are [m, n], "gamma" and "beta" [n].
+    floor: times the rate of the copy, on WIDE and NARROW shapes.
+    peer: times the speed of every peer, on WIDE shapes; on SMALL ones, of jit(jnp).
+    torch: an expression of the inputs with torch's F.
+  """
+  ours: Callable[..., jax.Array]
+  reference: Callable[..., jax.Array]
+  inputs: tuple[str, ...]
+  floor: tuple[float, float]
+  peer: float
+  torch: str
+
+
+def _gated(x, gamma, gate):
+  return kernels.rms_norm(x, gamma, gate=gate)
+
+
+def _gated_reference(x, gamma, gate):
+  return kernels.rms_norm_reference(x, gamma, gate=gate)
+
+
+OPS = {
+  "rms_norm": Op(kernels.rms_norm, kernels.rms_norm_reference, ("x", "gamma"), (0.95, 0.88), 0.0,
+                 "F.rms_norm(x, x.shape[-1:], gamma, 1e-6)"),
+  "rms_norm_gate": Op(_gated, _gated_reference, ("x", "gamma", "gate"), (0.90, 0.88), 1.0,
+                      "F.rms_norm(x.float(), x.shape[-1:], gamma.float(), 1e-6).mul(F.silu(gate.float())).to(x.dtype)"),
+  "softmax": Op(kernels.softmax, kernels.softmax_reference, ("x",), (0.90, 0.88), 1.0, "F.softmax(x, -1)"),
+  "layer_norm": Op(kernels.layer_norm, kernels.layer_norm_reference, ("x", "gamma", "beta"), (0.90, 0.88), 0.0,
+                   "F.layer_norm(x, x.shape[-1:], gamma, beta, 1e-5)"),
+}
+
+
+def make_inputs(op: Op, m: int, n: int, dtype: Any, seed: int) -> tuple[jax.Array, ...]:
+  """The op's inputs, then the array that the copy reads: half of the bytes that the op moves."""
+  keys = jax.random.split(jax.random.key(seed), len(op.inputs))
+  arrays = tuple(jax.random.normal(k, (m, n) if name in ("x", "gate") else (n,), dtype)
+                 for k, name in zip(keys, op.inputs, strict=True))
+  return *arrays, jnp.full(moved(op, m, n, dtype) // 4, seed + 1, jnp.uint16)
+
+
+def moved(op: Op, m: int, n: int, dtype: Any) -> int:
+  """Bytes read and written."""
+  return np.dtype(dtype).itemsize * n * (m * (1 + sum(i in ("x", "gate") for i in op.inputs)) + len(op.inputs))
+
+
+def check(op: Op, inputs: tuple[jax.Array, ...]) -> dict[str, Any]:
+  """Every element against f32 on the GPU, a sample of rows against float64."""
+  inputs = inputs[:-1]
+  jnp.full_like(inputs[0], jnp.nan).block_until_ready().delete()       # likely where the result will be
+  got = jax.jit(op.ours)(*inputs)
+  wide = tuple(x.astype(jnp.float32) for x in inputs)
+  rows = harness.sample_rows(inputs[0].shape[0])
+  with jax.default_device(jax.devices("cpu")[0]), jax.enable_x64(True):
+    exact = np.asarray(op.reference(*(np.asarray(x)[rows].astype(np.float64) if x.ndim == 2 else
+                                      np.asarray(x).astype(np.float64) for x in inputs)))
+  return {"error": harness.relative_error(np.asarray(got)[rows], exact),
+          "error_f32": harness.relative_error(got, jax.jit(op.reference)(*wide))}
+
+
+class Torch:
+  """torch.compile of an op over the same memory, every set in one CUDA graph."""
+
+  def __init__(self, op: Op, sets: Sequence[tuple[jax.Array, ...]]):
+    self.torch = importlib.import_module("torch")
+    functional = importlib.import_module("torch.nn.functional")
+    tensors = [[self.torch.from_dlpack(x) for x in inputs[:-1]] for inputs in sets]
+    function = eval(f"lambda {', '.join(op.inputs)}: {op.torch}", {"F": functional})
+    compiled = self.torch.compile(function, mode="max-autotune-no-cudagraphs", dynamic=False)
+    side = self.torch.cuda.Stream()
+    with self.torch.cuda.stream(side):
+      for inputs in tensors:
+        compiled(*inputs)
+    self.torch.cuda.synchronize()
+    self.graph = self.torch.cuda.CUDAGraph()
+    with self.torch.cuda.graph(self.graph):
+      self.outputs = [compiled(*inputs) for inputs in tensors]
+
+  def __call__(self, sets: Any) -> Torch:
+    self.graph.replay()
+    return self
+
+  def block_until_ready(self) -> None:
+    """What jax.block_until_ready calls."""
+    self.torch.cuda.synchronize()
+
+
+def peers_of(op: Op, sets: Sequence[tuple[jax.Array, ...]], torch: bool) -> dict[str, harness.Peer]:
+  peers: dict[str, harness.Peer] = {
+    "tiletrace": harness.over_sets(lambda *inputs: op.ours(*inputs[:-1])),
+    "copy": harness.over_sets(lambda *inputs: jnp.copy(inputs[-1])),
+    "jnp": harness.over_sets(lambda *inputs: op.reference(*inputs[:-1])),
+  }
+  if torch:
+    try:
+      peers["torch"] = Torch(op, sets)
+    except Exception:             # the peer's failure is no failure of ours
+      traceback.print_exc()
+  return peers
+
+
+def measure(name: str, m: int, n: int, dtype: str, args: argparse.Namespace) -> dict[str, Any]:
+  op = OPS[name]
+  row: dict[str, Any] = {"op": name, "shape": f"{m}x{n}", "m": m, "n": n, "dtype": dtype}
+  make = functools.partial(make_inputs, op, m, n, DTYPES[dtype])
+  row |= check(op, make(0))
+  if not args.check_only:
+    sets = harness.rotating(make)
+    peers = peers_of(op, sets, args.torch)
+    samples = harness.interleave(peers, sets, rounds=args.rounds, seconds=args.seconds, warmup=args.warmup)
+    found = harness.summary(samples, "tiletrace")
+    nbytes = moved(op, m, n, DTYPES[dtype])
+    row |= {"samples": samples, "sets": len(sets), "clocks": harness.clocks(), "bytes": nbytes,
+            "us": 1e6 * found["tiletrace"]["seconds"], "GB/s": 1e-9 * nbytes / found["tiletrace"]["seconds"],
+            "of copy": found["copy"]["speedup_of_ours"], "spread": max(x["spread"] for x in found.values()),
+            "copy GB/s": 1e-9 * nbytes / found["copy"]["seconds"]}
+    row |= {peer: found[peer]["speedup_of_ours"] for peer in ("jnp", "torch") if peer in found}
+  row["status"] = status(op, row)
+  return row
+
+
+def status(op: Op, row: dict[str, Any]) -> str:
+  """Also puts the floor into the row."""
+  if not all(row[e] < TOLERANCE[row["dtype"]] for e in ("error", "error_f32")):      # NaN too
+    return "WRONG"
+  shape = row["m"], row["n"]
+  floor = op.floor[0] if shape in WIDE else op.floor[1] if shape in NARROW else None
+  if floor is not None:
+    row["floor"] = floor
+  peers = [row[p] for p in ("jnp", "torch") if p in row] if shape in WIDE else []
+  small = row.get("jnp", math.inf) if shape in SMALL and row["op"] == "rms_norm" else math.inf
+  slow = row.get("of copy", math.inf) < (floor or 0) or any(p < op.peer for p in peers) or small < 1.5
+  return "SLOW" if slow else "ok"
+
+
+def arguments() -> argparse.Namespace:
+  parser = argparse.ArgumentParser(prog="python -m benchmarks.norms", description=__doc__,
+                                   formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("--shapes", nargs="+", metavar="MxN",
+                      help="default: " + " ".join(f"{m}x{n}" for m, n in (*WIDE, *NARROW, *SMALL)))
+  parser.add_argument("--ops", nargs="+", choices=OPS, default=list(OPS))
+  parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["bf16"])
+  parser.add_argument("--check-only", action="store_true")
+  parser.add_argument("--no-torch", dest="torch", action="store_false")
+  parser.add_argument("--graphs", action="store_true", help="let XLA put a program's calls into a CUDA graph")
+  parser.add_argument("--rounds", type=int, default=6)
+  parser.add_argument("--seconds", type=float, default=0.2, help="of one measurement")
+  parser.add_argument("--warmup", type=float, default=0.5, help="seconds before the first round of a case")
+  parser.add_argument("--json", metavar="PATH", help="write every round there")
+  return parser.parse_args()
+
+
+def main() -> int:
+  args = arguments()
+  environment = harness.start(graphs=args.graphs)
+  args.torch = args.torch and importlib.util.find_spec("torch") is not None
+  print(", ".join(f"{k} {v}" for k, v in environment.items()), flush=True)
+  shapes = [tuple(map(int, s.lower().split("x"))) for s in args.shapes] if args.shapes else [*WIDE, *NARROW, *SMALL]
+  rows: list[dict[str, Any]] = []
+  for dtype in args.dtypes:
+    for op in args.ops:
+      for m, n in shapes:
+        try:
+          row = measure(op, m, n, dtype, args)
+        except Exception:         # one case that fails must not cost the others their machine time
+          traceback.print_exc()
+          row = {"op": op, "shape": f"{m}x{n}", "dtype": dtype, "status": "FAILED"}
+        rows.append(row)
+        print(" ".join(f"{c}={harness.cell(row[c])}" for c in COLUMNS if c in row), flush=True)
+        harness.write_json(args.json, environment, rows)
+  print("\n" + harness.table(rows, COLUMNS))
+  return 0 if all(row["status"] == "ok" for row in rows) else 1
+
+
+if __name__ == "__main__":
+  raise SystemExit(main())
