@@ -39,17 +39,28 @@ class Op:
 
   Attributes:
     ours, reference: functions of the inputs; the reference is what a JAX user writes.
+    exact: of float64 numpy arrays.
     inputs: "x" and "gate" are [m, n], "gamma" and "beta" [n].
     floor: times the rate of the copy, on WIDE and NARROW shapes.
     peer: times the speed of every peer, on WIDE shapes; on SMALL ones, of jit(jnp).
-    torch: an expression of the inputs with torch's F.
+    torch: a function of torch.nn.functional and the inputs.
   """
   ours: Callable[..., jax.Array]
   reference: Callable[..., jax.Array]
+  exact: Callable[..., np.ndarray]
   inputs: tuple[str, ...]
   floor: tuple[float, float]
   peer: float
-  torch: str
+  torch: Callable[..., Any]
+
+
+def _scaled(d: np.ndarray, eps: float) -> np.ndarray:
+  return d / np.sqrt((d * d).mean(-1, keepdims=True) + eps)
+
+
+def _softmax(x: np.ndarray) -> np.ndarray:
+  e = np.exp(x - x.max(-1, keepdims=True))
+  return e / e.sum(-1, keepdims=True)
 
 
 def _gated(x, gamma, gate):
@@ -61,13 +72,20 @@ def _gated_reference(x, gamma, gate):
 
 
 OPS = {
-  "rms_norm": Op(kernels.rms_norm, kernels.rms_norm_reference, ("x", "gamma"), (0.95, 0.88), 0.0,
-                 "F.rms_norm(x, x.shape[-1:], gamma, 1e-6)"),
-  "rms_norm_gate": Op(_gated, _gated_reference, ("x", "gamma", "gate"), (0.90, 0.88), 1.0,
-                      "F.rms_norm(x.float(), x.shape[-1:], gamma.float(), 1e-6).mul(F.silu(gate.float())).to(x.dtype)"),
-  "softmax": Op(kernels.softmax, kernels.softmax_reference, ("x",), (0.90, 0.88), 1.0, "F.softmax(x, -1)"),
-  "layer_norm": Op(kernels.layer_norm, kernels.layer_norm_reference, ("x", "gamma", "beta"), (0.90, 0.88), 0.0,
-                   "F.layer_norm(x, x.shape[-1:], gamma, beta, 1e-5)"),
+  "rms_norm": Op(
+      kernels.rms_norm, kernels.rms_norm_reference, lambda x, gamma: _scaled(x, 1e-6) * gamma, ("x", "gamma"),
+      (0.95, 0.88), 0.0, lambda F, x, gamma: F.rms_norm(x, x.shape[-1:], gamma, 1e-6)),
+  "rms_norm_gate": Op(
+      _gated, _gated_reference, lambda x, gamma, gate: _scaled(x, 1e-6) * gamma * gate / (1 + np.exp(-gate)),
+      ("x", "gamma", "gate"), (0.90, 0.88), 1.0,
+      lambda F, x, gamma, gate: (F.rms_norm(x.float(), x.shape[-1:], gamma.float(), 1e-6)
+                                 * F.silu(gate.float())).to(x.dtype)),
+  "softmax": Op(
+      kernels.softmax, kernels.softmax_reference, _softmax, ("x",), (0.90, 0.88), 1.0, lambda F, x: F.softmax(x, -1)),
+  "layer_norm": Op(
+      kernels.layer_norm, kernels.layer_norm_reference,
+      lambda x, gamma, beta: _scaled(x - x.mean(-1, keepdims=True), 1e-5) * gamma + beta, ("x", "gamma", "beta"),
+      (0.90, 0.88), 0.0, lambda F, x, gamma, beta: F.layer_norm(x, x.shape[-1:], gamma, beta, 1e-5)),
 }
 
 
@@ -89,13 +107,10 @@ def check(op: Op, inputs: tuple[jax.Array, ...]) -> dict[str, Any]:
   inputs = inputs[:-1]
   jnp.full_like(inputs[0], jnp.nan).block_until_ready().delete()       # likely where the result will be
   got = jax.jit(op.ours)(*inputs)
-  wide = tuple(x.astype(jnp.float32) for x in inputs)
   rows = harness.sample_rows(inputs[0].shape[0])
-  with jax.default_device(jax.devices("cpu")[0]), jax.enable_x64(True):
-    exact = np.asarray(op.reference(*(np.asarray(x)[rows].astype(np.float64) if x.ndim == 2 else
-                                      np.asarray(x).astype(np.float64) for x in inputs)))
-  return {"error": harness.relative_error(np.asarray(got)[rows], exact),
-          "error_f32": harness.relative_error(got, jax.jit(op.reference)(*wide))}
+  exact = op.exact(*(np.asarray(x[rows] if x.ndim == 2 else x).astype(np.float64) for x in inputs))
+  wide = jax.jit(op.reference)(*(x.astype(jnp.float32) for x in inputs))
+  return {"error": harness.relative_error(np.asarray(got[rows]), exact), "error_f32": harness.relative_error(got, wide)}
 
 
 class Torch:
@@ -105,8 +120,8 @@ class Torch:
     self.torch = importlib.import_module("torch")
     functional = importlib.import_module("torch.nn.functional")
     tensors = [[self.torch.from_dlpack(x) for x in inputs[:-1]] for inputs in sets]
-    function = eval(f"lambda {', '.join(op.inputs)}: {op.torch}", {"F": functional})
-    compiled = self.torch.compile(function, mode="max-autotune-no-cudagraphs", dynamic=False)
+    compiled = self.torch.compile(functools.partial(op.torch, functional), mode="max-autotune-no-cudagraphs",
+                                  dynamic=False)
     side = self.torch.cuda.Stream()
     with self.torch.cuda.stream(side):
       for inputs in tensors:
