@@ -281,6 +281,20 @@ def test_two_rings_in_one_loop_do_not_wait_for_each_other(widths):
       assert protocol.read == protocol.pushed
 
 
+def test_threads_without_a_sync_of_their_own_do_not_wait():
+  """Q comes by TMA alone: the elected thread waits for its slot. K and V: all wait, and a sync follows."""
+  lowered = lower(relu_attention_kernel, [struct(128, 64, dtype=BF16), struct(300, 61, dtype=BF16),
+                                          struct(300, 61, dtype=BF16)], struct(128, 64, dtype=BF16), warpgroups=2)
+  body = roles(lowered)[0].blocks[0]
+  loop = next(e for e in body.eqns if e.primitive.name == "for_loop")
+  once = next(e for e in body.eqns if e.primitive.name == "elect")
+  assert [e.primitive.name for e in once.blocks[0].eqns] == ["barrier_wait", "barrier_arrive_expect_tx", "copy_async"]
+  assert "barrier_wait" not in [e.primitive.name for e in body.eqns]
+  names = [e.primitive.name for e in loop.blocks[0].eqns]
+  order = [n for n in names if n in ("barrier_wait", "sync", "barrier_arrive")]
+  assert order == ["barrier_wait", "sync", "barrier_arrive"] * 2
+
+
 # ---- the code
 
 def test_pairs_of_2_byte_elements_are_stored_as_words():

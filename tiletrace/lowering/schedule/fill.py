@@ -39,10 +39,11 @@ class FillLoop:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Push:
-  """One push: the acquired slot, TMA's copies and the threads', with operands in the producer's variables."""
+  """One push: the slot, TMA's copies and the threads', with operands in the producer's variables."""
   resources: RingResources
   state: RingState
   slot: Atom
+  phase: Atom
   by_tma: tuple[tuple[Eqn, RefOperand, RefOperand], ...]
   by_threads: tuple[tuple[Eqn, RefOperand, RefOperand, ThreadCopy], ...]
 
@@ -57,14 +58,21 @@ def lag_of(rings: list[Ring]) -> int:
 
 
 def fill(b: Builder, push: Push, loop: FillLoop | None) -> None:
-  """The copies of a push into an acquired slot, and its arrivals.
+  """Waits for the slot of a push, copies, and arrives.
+
+  Threads that wait must not fall two phases behind each other, where parities are equal again: the sync of a push sees
+  to that, and where there is none only the elected thread waits.
 
   Args:
     loop: where cp.async may arrive late; None: at once.
   """
   full, ring = push.resources.full, push.resources.ring
+  if ring.by_threads:
+    b.wait(push.resources.empty, push.slot, push.phase)
   if ring.by_tma:
     one = b.inner()
+    if not ring.by_threads:
+      one.wait(push.resources.empty, push.slot, push.phase)
     if push.by_tma:
       one.arrive_expect_tx(full, push.slot, sum(dst.type.dtype.itemsize * _size(dst) for _, _, dst in push.by_tma))
     else:
@@ -83,9 +91,8 @@ def fill(b: Builder, push: Push, loop: FillLoop | None) -> None:
     lag = loop.lag if loop is not None else 0
     pending = loop.groups * lag if loop is not None else 0
     b.bind(memory.wait_group_p, (), {"kind": "cp_async", "n": pending, "read": False})
-  if push.by_threads:
-    b.fence()
-    b.sync("warpgroup")
+  b.fence()
+  b.sync("warpgroup")
   if lag == 0:
     b.arrive(full, push.slot, 1)
     return

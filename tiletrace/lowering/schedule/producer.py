@@ -144,8 +144,7 @@ class Producer:
     """acquire the slot, expect all bytes of the push, start every copy, go on."""
     b = Builder(copies[0].loc)
     state = self.states[resources]
-    slot = state.slot(b)
-    b.wait(resources.empty, slot, state.phase(b))
+    slot, phase = state.slot(b), state.phase(b)
     moved = []
     for copy in copies:
       src, dst = copy.refs
@@ -155,8 +154,9 @@ class Producer:
     if self.plans:
       by_tma = tuple(m for m in moved if is_tma(m[0]))
       by_threads = tuple((*m, self.plans[m[0]]) for m in moved if not is_tma(m[0]))
-      fill(b, Push(resources, state, slot, by_tma, by_threads), loop)
+      fill(b, Push(resources, state, slot, phase, by_tma, by_threads), loop)
     else:
+      b.wait(resources.empty, slot, phase)
       b.arrive_expect_tx(resources.full, slot, resources.ring.nbytes)
       for copy, src, dst in moved:
         inner = Builder(copy.loc)
