@@ -10,6 +10,7 @@ from tests.gpu import (  # noqa: F401  (they register)
   corpus_control,
   corpus_elementwise,
   corpus_gemm,
+  corpus_kernels,
   corpus_memory,
   corpus_reduce,
   corpus_tails,
@@ -37,7 +38,7 @@ def test_on_the_cpu(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_on_the_gpu(name: str) -> None:
   case = build(name)
-  inputs = [jnp.asarray(x) for x in case.inputs]
+  inputs = jax.tree.map(jnp.asarray, case.inputs)
   for o in jax.tree.leaves(case.call.out_shape):                # likely where the results will be: unwritten is seen
     jnp.full(o.shape, 77 if o.dtype != bool else True, o.dtype).block_until_ready().delete()
   _compare(name, case, jax.jit(case.call)(*inputs))

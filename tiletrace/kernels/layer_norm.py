@@ -90,11 +90,15 @@ def layer_norm(x: jax.Array, gamma: jax.Array | None = None, beta: jax.Array | N
   x = float_array("layer_norm", "x", x)
   gamma, beta = check_vector("layer_norm", "gamma", gamma, x), check_vector("layer_norm", "beta", beta, x)
   flat = flatten_rows(x)
-  plan = plan_rows(*flat.shape, np.dtype(x.dtype))
-  call = tt.tile_call(functools.partial(layer_norm_kernel, rows=plan.rows, columns=plan.columns, eps=eps),
-                      jax.ShapeDtypeStruct(flat.shape, x.dtype), name="layer_norm", **plan.launch(),
+  return layer_norm_call(flat.shape, x.dtype, eps=eps)(flat, gamma, beta).reshape(x.shape)
+
+
+def layer_norm_call(shape: tuple[int, ...], dtype: Any, *, eps: float = 1e-5) -> tt.TileCall:
+  """The call behind `layer_norm` for x of shape (m, n), of (x, gamma, beta)."""
+  plan = plan_rows(shape, np.dtype(dtype))
+  return tt.tile_call(functools.partial(layer_norm_kernel, rows=plan.rows, columns=plan.columns, eps=eps),
+                      jax.ShapeDtypeStruct(shape, dtype), name="layer_norm", **plan.launch(),
                       vjp=functools.partial(_backward, eps=eps))
-  return call(flat, gamma, beta).reshape(x.shape)
 
 
 def _backward(inputs: tuple, outputs: Any, dy: jax.Array, *, eps: float) -> tuple:

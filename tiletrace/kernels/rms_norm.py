@@ -98,14 +98,20 @@ def rms_norm(x: jax.Array, gamma: jax.Array | None = None, *, residual: jax.Arra
   gamma = check_vector("rms_norm", "gamma", gamma, x)
   residual, gate = check_like("rms_norm", "residual", residual, x), check_like("rms_norm", "gate", gate, x)
   flat = flatten_rows(x)
-  like = jax.ShapeDtypeStruct(flat.shape, x.dtype)
-  plan = plan_rows(*flat.shape, np.dtype(x.dtype), 1 + (residual is not None) + (gate is not None))
-  call = tt.tile_call(
-      functools.partial(rms_norm_kernel, rows=plan.rows, columns=plan.columns, eps=eps, silu=silu),
-      (like, like) if residual is not None else like, name="rms_norm", **plan.launch(),
-      vjp=functools.partial(_backward, eps=eps, silu=silu))
+  call = rms_norm_call(flat.shape, x.dtype, residual=residual is not None, gate=gate is not None, silu=silu, eps=eps)
   out = call(flat, gamma, *(None if a is None else flatten_rows(a) for a in (residual, gate)))
   return jax.tree.map(lambda o: o.reshape(x.shape), out)
+
+
+def rms_norm_call(shape: tuple[int, ...], dtype: Any, *, residual: bool = False, gate: bool = False, silu: bool = False,
+                  eps: float = 1e-6) -> tt.TileCall:
+  """The call behind `rms_norm` for x of shape (m, n), of (x, gamma, residual, gate): it has stages to look at."""
+  plan = plan_rows(shape, np.dtype(dtype), 1 + residual + gate)
+  like = jax.ShapeDtypeStruct(shape, dtype)
+  return tt.tile_call(
+      functools.partial(rms_norm_kernel, rows=plan.rows, columns=plan.columns, eps=eps, silu=silu),
+      (like, like) if residual else like, name="rms_norm", **plan.launch(),
+      vjp=functools.partial(_backward, eps=eps, silu=silu))
 
 
 def _backward(inputs: tuple, outputs: Any, cotangents: Any, *, eps: float, silu: bool) -> tuple:

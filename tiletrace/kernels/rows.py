@@ -51,19 +51,20 @@ class RowPlan:
 
 
 @functools.lru_cache(maxsize=1024)
-def plan_rows(m: int, n: int, dtype: np.dtype, arrays: int = 1) -> RowPlan:
-  """Cuts x[m, n] for a reduction along n.
+def plan_rows(shape: tuple[int, ...], dtype: np.dtype, arrays: int = 1) -> RowPlan:
+  """Cuts x of shape (m, n) for a reduction along n.
 
   Args:
     dtype: of x.
     arrays: how many arrays of that shape a program holds in registers at once.
 
   Example:
-    >>> plan_rows(32768, 1024, np.dtype("float16"))
+    >>> plan_rows((32768, 1024), np.dtype("float16"))
     RowPlan(rows=4, columns=1024, warpgroups=1, grid=8192, ctas_per_sm=7)
-    >>> plan_rows(8192, 16384, np.dtype("float16"))
+    >>> plan_rows((8192, 16384), np.dtype("float16"))
     RowPlan(rows=1, columns=16384, warpgroups=4, grid=8192, ctas_per_sm=2)
   """
+  m, n = shape
   plenty = m * n * arrays * dtype.itemsize >= 4 * _SMS * 128 * _BYTES
   wanted = (_BYTES if plenty else _LATENCY_BYTES) / (arrays * dtype.itemsize)
   best: tuple[float, RowPlan] | None = None

@@ -13,7 +13,7 @@ import numpy as np
 import tiletrace as tt
 from tiletrace.core.errors import TileTypeError
 from tiletrace.core.source import user_loc
-from tiletrace.kernels.rows import flatten_rows, float_array, plan_rows
+from tiletrace.kernels.rows import float_array, plan_rows
 
 _LOG2E = math.log2(math.e)
 
@@ -122,8 +122,9 @@ def softmax(x: jax.Array, axis: int | Sequence[int] = -1, *, where: jax.Array | 
   order = [*(d for d in range(x.ndim) if d not in axes), *axes]
   moved = x.transpose(order)
   kept, n = moved.shape[:x.ndim - len(axes)], math.prod(x.shape[d] for d in axes)
-  mask = None if where is None else _mask(x, where).transpose(order).reshape(*kept, n)
-  y = _rows(moved.reshape(*kept, n), mask).reshape(moved.shape)
+  mask = None if where is None else _mask(x, where).transpose(order).reshape(math.prod(kept), n)
+  flat = moved.reshape(math.prod(kept), n)
+  y = softmax_call(flat.shape, x.dtype)(flat, mask).reshape(moved.shape)
   return y.transpose([order.index(d) for d in range(x.ndim)])
 
 
@@ -146,17 +147,19 @@ def _mask(x: jax.Array, where: Any) -> jax.Array:
                         hint="it broadcasts to x: where[:, None] for each row") from None
 
 
-def _rows(x: jax.Array, mask: jax.Array | None) -> jax.Array:
-  """Over the last axis."""
-  flat = flatten_rows(x)
-  plan = plan_rows(*flat.shape, np.dtype(x.dtype))
-  call = tt.tile_call(functools.partial(softmax_kernel, rows=plan.rows, columns=plan.columns),
-                      jax.ShapeDtypeStruct(flat.shape, x.dtype), name="softmax", vjp=_backward, **plan.launch())
-  return call(flat, None if mask is None else flatten_rows(mask)).reshape(x.shape)
+def softmax_call(shape: tuple[int, ...], dtype: Any) -> tt.TileCall:
+  """The call behind `softmax` over the last axis of x of shape (m, n), of (x, mask)."""
+  plan = plan_rows(shape, np.dtype(dtype))
+  return tt.tile_call(functools.partial(softmax_kernel, rows=plan.rows, columns=plan.columns),
+                      jax.ShapeDtypeStruct(shape, dtype), name="softmax", vjp=_backward, **plan.launch())
+
+
+def softmax_backward_call(shape: tuple[int, ...], dtype: Any) -> tt.TileCall:
+  """The call behind the derivative of `softmax_call`, of (y, dy)."""
+  plan = plan_rows(shape, np.dtype(dtype), 2)
+  return tt.tile_call(functools.partial(softmax_backward_kernel, rows=plan.rows, columns=plan.columns),
+                      jax.ShapeDtypeStruct(shape, dtype), name="softmax_backward", vjp="xla", **plan.launch())
 
 
 def _backward(inputs: tuple, y: jax.Array, dy: jax.Array) -> tuple:
-  plan = plan_rows(*y.shape, np.dtype(y.dtype), 2)
-  call = tt.tile_call(functools.partial(softmax_backward_kernel, rows=plan.rows, columns=plan.columns),
-                      jax.ShapeDtypeStruct(y.shape, y.dtype), name="softmax_backward", vjp="xla", **plan.launch())
-  return call(y, dy), None
+  return softmax_backward_call(y.shape, y.dtype)(y, dy), None

@@ -1,0 +1,84 @@
+"""Cases: the functions of tiletrace.kernels, at sizes that take each of their plans."""
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from tests.gpu.corpus import Case, case, f64, normal
+from tests.gpu.corpus_elementwise import DTYPES
+from tiletrace.kernels.layer_norm import layer_norm_call
+from tiletrace.kernels.rms_norm import rms_norm_call
+from tiletrace.kernels.softmax import softmax_backward_call, softmax_call
+
+# Few rows; rows that share a warp, a CTA; odd widths; a row over many warps; rows read in parts.
+SIZES = ((5, 320), (100, 1), (33, 7), (9, 777), (3, 4096), (2, 16384), (2, 24576), (1, 40001))
+FULL = ((22011, 96), (6560, 320), (2101, 1000), (260, 8192), (130, 16384))    # enough to fill a GPU
+
+
+def silu(x):
+  return x / (1 + np.exp(-x))
+
+
+def normed(h, gamma, eps=1e-6):
+  return h / np.sqrt((h * h).mean(1, keepdims=True) + eps) * gamma
+
+
+@case(shape=SIZES + FULL)
+def rms_norm(rng, shape):
+  x, gamma = normal(rng, *shape, dtype=DTYPES["bf16"]), normal(rng, shape[1], dtype=DTYPES["bf16"])
+  return Case(rms_norm_call(shape, x.dtype), (x, gamma, None, None), (normed(f64(x), f64(gamma)),), "elementwise")
+
+
+@case(dtype=("bf16", "f16", "f32"))
+def rms_norm_of_everything(rng, dtype):
+  shape = 37, 640
+  x, r, g = (normal(rng, *shape, dtype=DTYPES[dtype]) for _ in range(3))
+  gamma = normal(rng, 640)
+  call = rms_norm_call(shape, x.dtype, residual=True, gate=True, silu=True, eps=1e-3)
+  h = f64(x) + f64(r)
+  return Case(call, (x, gamma, r, g), (silu(normed(h, f64(gamma), 1e-3)) * silu(f64(g)), h), "elementwise")
+
+
+@case(shape=((11, 7), (9, 777), (5, 8192), (1, 24576), *FULL[2:]))
+def rms_norm_gate(rng, shape):
+  x, g = (normal(rng, *shape, dtype=DTYPES["bf16"]) for _ in range(2))
+  return Case(rms_norm_call(shape, x.dtype, gate=True), (x, None, None, g), (normed(f64(x), 1) * silu(f64(g)),),
+              "elementwise")
+
+
+@case(shape=SIZES + FULL[1:4])
+def layer_norm(rng, shape):
+  x, gamma, beta = normal(rng, *shape) * 2 + np.float32(7), normal(rng, shape[1]), normal(rng, shape[1])
+  d = f64(x) - f64(x).mean(1, keepdims=True)
+  want = d / np.sqrt((d * d).mean(1, keepdims=True) + 1e-3) * f64(gamma) + f64(beta)
+  return Case(layer_norm_call(shape, x.dtype, eps=1e-3), (x, gamma, beta), (want,), "reduce")
+
+
+def softmax_of(x, where=True):
+  s = np.where(where, f64(x), -np.inf)
+  top = s.max(1, keepdims=True)
+  e = np.exp(s - np.where(np.isfinite(top), top, 0))
+  return e / np.maximum(e.sum(1, keepdims=True), 1e-30)
+
+
+@case(shape=SIZES + FULL)
+def softmax_rows(rng, shape):
+  x = (normal(rng, *shape) * 3).astype(DTYPES["bf16"])
+  return Case(softmax_call(shape, x.dtype), (x, None), (softmax_of(x),), "elementwise")
+
+
+@case(shape=((5, 320), (33, 7), (9, 777), (4, 24576)))
+def softmax_masked(rng, shape):
+  """Rows that see little, nothing, and, in the widest, nothing of their first part."""
+  x = normal(rng, *shape) * 3
+  mask = rng.random(shape) < 0.3
+  mask[1], mask[2, :math.ceil(0.8 * shape[1])] = False, False
+  return Case(softmax_call(shape, x.dtype), (x, mask), (softmax_of(x, mask),), "elementwise")
+
+
+@case(shape=((33, 7), (9, 777), (3, 4096), (2, 24576), *FULL[2:4]))
+def softmax_backward(rng, shape):
+  y, dy = softmax_of(normal(rng, *shape)).astype(np.float32) * np.float32(shape[1]), normal(rng, *shape)
+  want = f64(y) * (f64(dy) - (f64(y) * f64(dy)).sum(1, keepdims=True))
+  return Case(softmax_backward_call(shape, y.dtype), (y, dy), (want,), "reduce")
