@@ -180,8 +180,8 @@ def swizzle(nbytes: int) -> Swizzle:
 
 def _alloc(space: Space, what: str, shape: Any, dtype: Any, layout: Hashable, unknown: dict[str, Any]) -> Ref:
   refuse_keywords(what, unknown, _ALLOC_WORDS)
-  if isinstance(layout, (str, int, tuple)):
-    raise TileTypeError(f"{what}: layout is {layout!r}", loc=user_loc(),
+  if layout is not None and (isinstance(layout, type) or not dataclasses.is_dataclass(layout)):
+    raise TileTypeError(f"{what}: layout is {layout!r}, which is no layout", loc=user_loc(),
                         hint="tt.swizzle(128), or a layout written with tiletrace.layout's S and R")
   sizes = static_size_tuple(shape, f"{what}")
   if 0 in sizes:

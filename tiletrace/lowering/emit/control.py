@@ -105,14 +105,12 @@ def _cond(ctx: EmitContext, eqn: Eqn) -> None:
   end = b.label("endif")
   other = b.label("else") if len(eqn.blocks) > 1 else end
   b(isa.BRA, other, pred=value, negate=True)
-  first, *_ = eqn.blocks
-  ctx.block(first)
-  assign(ctx, results, first.outs)
-  if len(eqn.blocks) > 1:
-    b(isa.BRA, end)
-    b.place(other)
-    ctx.block(eqn.blocks[1])
-    assign(ctx, results, eqn.blocks[1].outs)
+  for i, block in enumerate(eqn.blocks):
+    if i:
+      b(isa.BRA, end)
+      b.place(other)
+    ctx.block(block)
+    assign(ctx, results, block.outs)
   b.place(end)
 
 

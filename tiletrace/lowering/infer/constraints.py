@@ -8,10 +8,12 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import TypeGuard
 
+from tiletrace.core.errors import LayoutError
 from tiletrace.core.graph import Eqn, TileGraph, Var
 from tiletrace.core.rules import RuleTable
 from tiletrace.core.types import RefType, Space, TileType
 from tiletrace.lowering.facts import Facts
+from tiletrace.lowering.layouts.notation import Notation
 from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.target import Target
 
@@ -90,3 +92,26 @@ def is_distributed(a: object) -> TypeGuard[Var]:
 
 def is_shared(a: object) -> bool:
   return isinstance(a, Var) and isinstance(a.type, RefType) and a.type.space is Space.SHARED
+
+
+def written_layout(eqn: Eqn) -> Layout:
+  """The layout that the author of an allocation wrote, as a relation over the buffer's shape.
+
+  Raises:
+    LayoutError: it is no layout, or none of this shape and space, with the axis or dimension and the reason.
+  """
+  asked, var = eqn.params["layout"], eqn.outvars[0]
+  assert isinstance(var.type, RefType)
+  if not isinstance(asked, Layout | Notation):
+    raise LayoutError(f"layout= of {var.hint or 'this buffer'} is {asked!r}, which is no layout", loc=eqn.loc,
+                      hint="tt.swizzle(128) for shared memory, or S[...] and R[...] of tiletrace.layout")
+  try:
+    layout = asked.layout(var.type.shape) if isinstance(asked, Notation) else asked
+  except LayoutError as e:
+    raise LayoutError(f"layout= of {var.hint or 'this buffer'}: {e.message}", loc=eqn.loc, hint=e.hint) from None
+  allowed = {"off"} if var.type.space is Space.SHARED else {"reg", "lane", "warp"}
+  if layout.valid != var.type.shape or not set(layout.axes) <= allowed:
+    raise LayoutError(f"layout= of {var.hint or 'this buffer'} covers {list(layout.valid)} over "
+                      f"{', '.join(layout.axes)}; a {var.type.space} buffer of {list(var.type.shape)} lies over {', '.join(sorted(allowed))}",
+                      loc=eqn.loc, hint="give the buffer's shape and the axes of its space")
+  return layout

@@ -17,6 +17,7 @@ from tiletrace.lowering.infer.constraints import (
   equal,
   is_distributed,
   layout_rules,
+  written_layout,
 )
 from tiletrace.lowering.infer.shape import cut_registers
 from tiletrace.lowering.layouts.fragment import blocked, blocked_for_reduction
@@ -66,7 +67,7 @@ def _alloc(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
   if layout is None or isinstance(layout, Swizzle):
     return  # shared swizzles are read by the shared-buffer pass
   if is_distributed(out):
-    yield Fixed(out, layout, eqn, "the layout= of this allocation")
+    yield Fixed(out, written_layout(eqn), eqn, "the layout= of this allocation")
 
 
 @layout_rules.register(ops.load_p)

@@ -8,7 +8,7 @@ from tiletrace.core.errors import LayoutError
 from tiletrace.core.graph import Eqn, RefOperand, Var, walk
 from tiletrace.core.ops.memory import Swizzle
 from tiletrace.core.types import RefType, Space
-from tiletrace.lowering.infer.constraints import InferContext
+from tiletrace.lowering.infer.constraints import InferContext, written_layout
 from tiletrace.lowering.layouts.descriptor import descriptor_refusal
 from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.layouts.shared import SWIZZLES, shared_layout
@@ -69,7 +69,7 @@ def _choose(alloc: Eqn, uses: list[_Use], ctx: InferContext) -> Layout:
   var, asked = alloc.outvars[0], alloc.params["layout"]
   assert isinstance(var.type, RefType)
   if asked is not None and not isinstance(asked, Swizzle):
-    return asked
+    return written_layout(alloc)
   inner = _contiguous(var, uses)
   reasons = []
   for swizzle in (asked.nbytes,) if asked is not None else SWIZZLES:
