@@ -112,6 +112,7 @@ def written_layout(eqn: Eqn) -> Layout:
   allowed = {"off"} if var.type.space is Space.SHARED else {"reg", "lane", "warp"}
   if layout.valid != var.type.shape or not set(layout.axes) <= allowed:
     raise LayoutError(f"layout= of {var.hint or 'this buffer'} covers {list(layout.valid)} over "
-                      f"{', '.join(layout.axes)}; a {var.type.space} buffer of {list(var.type.shape)} lies over {', '.join(sorted(allowed))}",
+                      f"{', '.join(layout.axes)}; a {var.type.space} buffer of {list(var.type.shape)} lies "
+                      f"over {', '.join(sorted(allowed))}",
                       loc=eqn.loc, hint="give the buffer's shape and the axes of its space")
   return layout
