@@ -2,7 +2,11 @@
 from __future__ import annotations
 
 from tiletrace.kernels.layer_norm import layer_norm, layer_norm_reference
+from tiletrace.kernels.matmul import matmul, matmul_reference
 from tiletrace.kernels.rms_norm import rms_norm, rms_norm_reference
 from tiletrace.kernels.softmax import softmax, softmax_reference
 
-__all__ = ["layer_norm", "layer_norm_reference", "rms_norm", "rms_norm_reference", "softmax", "softmax_reference"]
+__all__ = [
+  "layer_norm", "layer_norm_reference", "matmul", "matmul_reference", "rms_norm", "rms_norm_reference", "softmax",
+  "softmax_reference",
+]

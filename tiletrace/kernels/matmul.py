@@ -1,0 +1,154 @@
+"""Matrix products with what follows them: a bias for each column, and any jax.numpy function of the elements."""
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import tiletrace as tt
+from tiletrace.core.errors import TileTypeError
+from tiletrace.core.source import user_loc
+from tiletrace.kernels.rows import float_array
+
+Activation = Callable[[jax.Array], jax.Array]
+
+_SMS = 132
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Tiling:
+  """Blocks of a product, how deep its pipeline is, and how fast a tile goes in units of the largest one."""
+  bm: int
+  bn: int
+  warpgroups: int
+  num_stages: int
+  speed: float
+  bk: int = 64
+
+
+_TILINGS = (_Tiling(128, 256, 2, 4, 1.0), _Tiling(128, 128, 2, 4, 0.85), _Tiling(64, 128, 1, 6, 0.65),
+            _Tiling(64, 64, 1, 8, 0.45))
+
+
+def matmul_kernel(a, b, bias, c, *, form, activation, bm, bn, bk, num_stages):
+  """form: is a, is b stored transposed? "nn" is a[m, k] @ b[k, n]."""
+  i, j = tt.program_id(0), tt.program_id(1)
+  a_t, b_t = form[0] == "t", form[1] == "t"
+  a_s = tt.alloc_shared((bk, bm) if a_t else (bm, bk), a.dtype)
+  b_s = tt.alloc_shared((bn, bk) if b_t else (bk, bn), b.dtype)
+  acc = tt.alloc_fragment((bm, bn), jnp.float32)
+  acc[...] = 0
+  rows, cols = tt.block(i, bm), tt.block(j, bn)
+  for k in tt.pipelined(tt.cdiv(a.shape[0 if a_t else 1], bk), num_stages=num_stages):
+    inner = tt.block(k, bk)
+    tt.copy(a.at[inner, rows] if a_t else a.at[rows, inner], a_s)
+    tt.copy(b.at[cols, inner] if b_t else b.at[inner, cols], b_s)
+    tt.gemm(a_s.T if a_t else a_s, b_s.T if b_t else b_s, acc)
+  y = acc[...]
+  if bias is not None:
+    y = y + bias[None, cols].astype(jnp.float32)
+  if activation is not None:
+    y = tt.call_jax(activation, y)
+  c[rows, cols] = y.astype(c.dtype)
+
+
+def matmul_reference(a: jax.Array, b: jax.Array, bias: jax.Array | None = None, *, activation: Activation | None = None,
+                     transpose_a: bool = False, transpose_b: bool = False, out_dtype: Any = None) -> jax.Array:
+  """What `matmul` computes, in jax.numpy."""
+  y = jnp.dot(a.T if transpose_a else a, b.T if transpose_b else b, preferred_element_type=jnp.float32)
+  if bias is not None:
+    y = y + bias.astype(jnp.float32)
+  if activation is not None:
+    y = activation(y)
+  return y.astype(out_dtype or a.dtype)
+
+
+def matmul(a: jax.Array, b: jax.Array, bias: jax.Array | None = None, *, activation: Activation | None = None,
+           transpose_a: bool = False, transpose_b: bool = False, out_dtype: Any = None) -> jax.Array:
+  """activation(a @ b + bias), accumulated in f32 and rounded once.
+
+  Args:
+    a: bfloat16 or float16 [..., k]; [k, m] where it is stored transposed.
+    b: of a's dtype, [k, n]; [n, k] where it is stored transposed.
+    bias: float [n].
+    activation: a jax.numpy function of single elements, e.g. jax.nn.gelu, applied in f32. Pass the same function object
+      in each call: another one is another kernel.
+    transpose_a, transpose_b: read a, b as they are stored, as their transposes.
+    out_dtype: of the result, by default a's.
+
+  Returns:
+    [..., n]; [m, n] where a is stored transposed.
+
+  Raises:
+    TileTypeError: dtypes or shapes that do not fit.
+
+  The derivatives are products by this function too; that of `activation` is XLA's, at a recomputed a @ b + bias.
+
+  Example:
+    >>> import jax, jax.numpy as jnp
+    >>> from tiletrace.kernels import matmul, matmul_reference
+    >>> a, b = (jax.random.normal(jax.random.key(i), s, jnp.bfloat16) for i, s in enumerate(((2, 30, 72), (72, 40))))
+    >>> y = jax.jit(lambda a, b: matmul(a, b, jnp.ones(40), activation=jax.nn.gelu))(a, b)
+    >>> z = matmul_reference(a, b, jnp.ones(40), activation=jax.nn.gelu)
+    >>> y.shape, bool(jnp.allclose(y.astype("float32"), z.astype("float32"), rtol=0.02, atol=0.02))
+    ((2, 30, 40), True)
+  """
+  a, b = _operand("a", a), _operand("b", b)
+  if b.ndim != 2 or a.dtype != b.dtype or (a.ndim != 2 if transpose_a else a.ndim < 2):
+    raise TileTypeError(f"matmul: a is {a.dtype}{list(a.shape)}, b {b.dtype}{list(b.shape)}", loc=user_loc(),
+                        hint="one dtype; b has rank 2, and so has a where it is transposed")
+  k, n = b.shape[::-1] if transpose_b else b.shape
+  if a.shape[0 if transpose_a else -1] != k:
+    raise TileTypeError(f"matmul: a {list(a.shape)} and b {list(b.shape)} have different inner extents", loc=user_loc(),
+                        hint="transpose_a and transpose_b say which is stored transposed")
+  if bias is not None and (bias := float_array("matmul", "bias", bias)).shape != (n,):
+    raise TileTypeError(f"matmul: bias has the shape {bias.shape}, the product {n} columns", loc=user_loc(),
+                        hint="one element for each column")
+  outer = (a.shape[1],) if transpose_a else a.shape[:-1]
+  flat = a if transpose_a else a.reshape(math.prod(outer), k)
+  form = "nt"[transpose_a] + "nt"[transpose_b]
+  call = matmul_call((math.prod(outer), n), out_dtype or a.dtype, form=form, activation=activation)
+  return call(flat, b, bias).reshape(*outer, n)
+
+
+def matmul_call(shape: tuple[int, ...], dtype: Any, *, form: str = "nn",
+                activation: Activation | None = None) -> tt.TileCall:
+  """The call behind `matmul` for a result of shape (m, n), of (a, b, bias); form: is a, is b stored transposed?"""
+  m, n = shape
+  fitting = _TILINGS if activation in (None, jax.nn.relu) else _TILINGS[1:]      # a function needs registers of its own
+  t = min(fitting, key=lambda t: _waves(m, n, t) * t.bm * t.bn / t.speed)
+  return tt.tile_call(
+      functools.partial(matmul_kernel, form=form, activation=activation, bm=t.bm, bn=t.bn, bk=t.bk,
+                        num_stages=t.num_stages),
+      jax.ShapeDtypeStruct((m, n), dtype), grid=(tt.cdiv(m, t.bm), tt.cdiv(n, t.bn)), warpgroups=t.warpgroups,
+      raster=8, persistent=True, name="matmul", vjp=functools.partial(_backward, form=form, activation=activation))
+
+
+def _waves(m: int, n: int, t: _Tiling) -> int:
+  return tt.cdiv(tt.cdiv(m, t.bm) * tt.cdiv(n, t.bn), _SMS)
+
+
+def _operand(name: str, x: Any) -> jax.Array:
+  x = float_array("matmul", name, x)
+  if x.dtype == jnp.float32:
+    raise TileTypeError(f"matmul: {name} is float32", loc=user_loc(),
+                        hint=f"bfloat16 or float16: {name}.astype(jnp.bfloat16); jnp.dot takes float32")
+  return x
+
+
+def _backward(inputs: tuple, y: jax.Array, dy: jax.Array, *, form: str, activation: Activation | None) -> tuple:
+  a, b, bias = inputs
+  a_t, b_t = form[0] == "t", form[1] == "t"
+  if activation is not None:
+    z = matmul(a, b, bias, transpose_a=a_t, transpose_b=b_t, out_dtype=jnp.float32)
+    (dy,) = jax.vjp(activation, z)[1](dy.astype(jnp.float32))
+  dz = dy.astype(a.dtype)
+  da = matmul(b, dz, transpose_a=b_t, transpose_b=True) if a_t else matmul(dz, b, transpose_b=not b_t)
+  db = matmul(dz, a, transpose_a=True, transpose_b=a_t) if b_t else matmul(a, dz, transpose_a=not a_t)
+  dbias = None if bias is None else jnp.sum(dy.astype(jnp.float32), axis=0).astype(bias.dtype)
+  return da, db, dbias
