@@ -107,6 +107,15 @@ def user_loc() -> Loc:
   return Loc(frame.f_code, frame.f_lasti)
 
 
+def caller_loc() -> Loc:
+  """The user's instruction that called one of the ready-made kernels."""
+  frame = user_frame(2)
+  while frame is not None and (frame.f_code.co_filename.startswith(_PACKAGE)
+                               or not is_user_file(frame.f_code.co_filename)):
+    frame = frame.f_back
+  return user_loc() if frame is None else Loc(frame.f_code, frame.f_lasti)
+
+
 def function_loc(fun: object) -> Loc | None:
   """The first line of a Python function (through functools.partial); None for other callables."""
   while isinstance(fun, functools.partial):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 import tiletrace as tt
 from tiletrace.core.errors import TileTypeError
-from tiletrace.core.source import user_loc
+from tiletrace.core.source import caller_loc
 from tiletrace.kernels.rows import float_array
 
 Activation = Callable[[jax.Array], jax.Array]
@@ -100,14 +100,14 @@ def matmul(a: jax.Array, b: jax.Array, bias: jax.Array | None = None, *, activat
   """
   a, b = _operand("a", a), _operand("b", b)
   if b.ndim != 2 or a.dtype != b.dtype or (a.ndim != 2 if transpose_a else a.ndim < 2):
-    raise TileTypeError(f"matmul: a is {a.dtype}{list(a.shape)}, b {b.dtype}{list(b.shape)}", loc=user_loc(),
+    raise TileTypeError(f"matmul: a is {a.dtype}{list(a.shape)}, b {b.dtype}{list(b.shape)}", loc=caller_loc(),
                         hint="one dtype; b has rank 2, and so has a where it is transposed")
   k, n = b.shape[::-1] if transpose_b else b.shape
   if a.shape[0 if transpose_a else -1] != k:
-    raise TileTypeError(f"matmul: a {list(a.shape)} and b {list(b.shape)} have different inner extents", loc=user_loc(),
-                        hint="transpose_a and transpose_b say which is stored transposed")
+    raise TileTypeError(f"matmul: a {list(a.shape)} and b {list(b.shape)} have different inner extents",
+                        loc=caller_loc(), hint="transpose_a and transpose_b say which is stored transposed")
   if bias is not None and (bias := float_array("matmul", "bias", bias)).shape != (n,):
-    raise TileTypeError(f"matmul: bias has the shape {bias.shape}, the product {n} columns", loc=user_loc(),
+    raise TileTypeError(f"matmul: bias has the shape {bias.shape}, the product {n} columns", loc=caller_loc(),
                         hint="one element for each column")
   outer = (a.shape[1],) if transpose_a else a.shape[:-1]
   flat = a if transpose_a else a.reshape(math.prod(outer), k)
@@ -136,7 +136,7 @@ def _waves(m: int, n: int, t: _Tiling) -> int:
 def _operand(name: str, x: Any) -> jax.Array:
   x = float_array("matmul", name, x)
   if x.dtype == jnp.float32:
-    raise TileTypeError(f"matmul: {name} is float32", loc=user_loc(),
+    raise TileTypeError(f"matmul: {name} is float32", loc=caller_loc(),
                         hint=f"bfloat16 or float16: {name}.astype(jnp.bfloat16); jnp.dot takes float32")
   return x
 

@@ -17,7 +17,7 @@ import numpy as np
 
 import tiletrace as tt
 from tiletrace.core.errors import TileTypeError
-from tiletrace.core.source import user_loc
+from tiletrace.core.source import caller_loc
 from tiletrace.lowering.layouts.fragment import blocked_for_reduction
 
 _SMS = 132
@@ -101,10 +101,10 @@ def float_array(function: str, name: str, x: Any) -> jax.Array:
   """
   x = jnp.asarray(x)
   if x.dtype not in (jnp.bfloat16, jnp.float16, jnp.float32):
-    raise TileTypeError(f"{function}: {name} is {x.dtype}[{_extents(x.shape)}]", loc=user_loc(),
+    raise TileTypeError(f"{function}: {name} is {x.dtype}[{_extents(x.shape)}]", loc=caller_loc(),
                         hint=f"bfloat16, float16 or float32: {name}.astype(jnp.float32)")
   if not x.ndim:
-    raise TileTypeError(f"{function}: {name} is a scalar", loc=user_loc(), hint="give it an axis: x[None]")
+    raise TileTypeError(f"{function}: {name} is a scalar", loc=caller_loc(), hint="give it an axis: x[None]")
   return x
 
 
@@ -119,7 +119,7 @@ def check_like(function: str, name: str, y: Any, x: jax.Array) -> jax.Array | No
   y = float_array(function, name, y)
   if y.shape != x.shape:
     raise TileTypeError(f"{function}: {name} has the shape ({_extents(y.shape)}), x ({_extents(x.shape)})",
-                        loc=user_loc(), hint=f"jnp.broadcast_to({name}, x.shape)")
+                        loc=caller_loc(), hint=f"jnp.broadcast_to({name}, x.shape)")
   return y
 
 
@@ -134,7 +134,7 @@ def check_vector(function: str, name: str, y: Any, x: jax.Array) -> jax.Array | 
   y = float_array(function, name, y)
   if y.shape != x.shape[-1:]:
     raise TileTypeError(f"{function}: {name} has the shape ({_extents(y.shape)}), x ends in {x.shape[-1]}",
-                        loc=user_loc(), hint=f"{name} has one element for each of the {x.shape[-1]} columns")
+                        loc=caller_loc(), hint=f"{name} has one element for each of the {x.shape[-1]} columns")
   return y
 
 

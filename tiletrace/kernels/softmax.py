@@ -12,7 +12,7 @@ import numpy as np
 
 import tiletrace as tt
 from tiletrace.core.errors import TileTypeError
-from tiletrace.core.source import user_loc
+from tiletrace.core.source import caller_loc
 from tiletrace.kernels.rows import float_array, plan_rows
 
 _LOG2E = math.log2(math.e)
@@ -131,7 +131,7 @@ def softmax(x: jax.Array, axis: int | Sequence[int] = -1, *, where: jax.Array | 
 def _axes(x: jax.Array, axis: int | Sequence[int]) -> tuple[int, ...]:
   axes = (axis,) if isinstance(axis, int) else tuple(axis)
   if not axes or any(not -x.ndim <= a < x.ndim for a in axes) or len({a % x.ndim for a in axes}) < len(axes):
-    raise TileTypeError(f"softmax: axis={axis} of an array of rank {x.ndim}", loc=user_loc(),
+    raise TileTypeError(f"softmax: axis={axis} of an array of rank {x.ndim}", loc=caller_loc(),
                         hint=f"one or several of -{x.ndim} to {x.ndim - 1}")
   return tuple(sorted(a % x.ndim for a in axes))
 
@@ -139,11 +139,11 @@ def _axes(x: jax.Array, axis: int | Sequence[int]) -> tuple[int, ...]:
 def _mask(x: jax.Array, where: Any) -> jax.Array:
   where = jnp.asarray(where)
   if where.dtype != bool:
-    raise TileTypeError(f"softmax: where is {where.dtype}", loc=user_loc(), hint="a mask is bool: where != 0")
+    raise TileTypeError(f"softmax: where is {where.dtype}", loc=caller_loc(), hint="a mask is bool: where != 0")
   try:
     return jnp.broadcast_to(where, x.shape)
   except ValueError:
-    raise TileTypeError(f"softmax: where has the shape {where.shape}, x {x.shape}", loc=user_loc(),
+    raise TileTypeError(f"softmax: where has the shape {where.shape}, x {x.shape}", loc=caller_loc(),
                         hint="it broadcasts to x: where[:, None] for each row") from None
 
 

@@ -1,0 +1,90 @@
+"""How rows are cut, and the machine code that comes of it."""
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiletrace as tt
+from tests.lowering.kernels import count, struct
+from tiletrace.kernels.layer_norm import layer_norm_call
+from tiletrace.kernels.rms_norm import rms_norm_call
+from tiletrace.kernels.rows import plan_rows
+from tiletrace.kernels.softmax import softmax_backward_call, softmax_call
+
+BF16, F32 = jnp.bfloat16, np.float32
+WIDE = ((16384, 8192), (65536, 4096), (8192, 16384), (32768, 1024))
+NARROW = tuple((-(-(32 << 20) // n), n) for n in (96, 160, 192, 256, 320, 384, 512, 640, 1000))
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize("arrays", [1, 2, 3])
+@pytest.mark.parametrize("shape", [(0, 5), (1, 1), (1, 65536), (7, 3), (40, 777), (100_000, 1), *WIDE, *NARROW])
+def test_programs_cover_the_rows(shape, arrays, dtype):
+  plan = plan_rows(shape, np.dtype(dtype), arrays)
+  assert plan.grid == tt.cdiv(shape[0], plan.rows) and 1 <= plan.warpgroups <= 8
+  assert plan.columns >= shape[1] or plan.rows == 1
+  assert plan.ctas_per_sm * plan.warpgroups * 128 <= 2048
+
+
+def in_flight(compiled, arrays: int) -> int:
+  """Bytes on the way to an SM while all its CTAs load."""
+  threads = compiled.lowered.lowering.program.threads
+  ctas = min(65536 // (tt.align_to(compiled.memory_analysis()["registers"], 8) * threads), 2048 // threads)
+  loads = count(compiled.lowered, r"ld\.global\.nc\.L1::no_allocate\.v4")
+  assert loads and loads == count(compiled.lowered, r"st\.global\.v4") * arrays
+  return ctas * threads * 16 * loads
+
+
+@pytest.mark.parametrize("shape", WIDE + NARROW)
+def test_48_kilobytes_are_in_flight_on_an_sm(shape):
+  x, v = struct(*shape, dtype=BF16), struct(shape[1], dtype=BF16)
+  one = [rms_norm_call(shape, BF16).lower(x, v, None, None), softmax_call(shape, BF16).lower(x, None),
+         layer_norm_call(shape, BF16).lower(x, v, v)]
+  two = [rms_norm_call(shape, BF16, gate=True).lower(x, v, None, x), softmax_backward_call(shape, BF16).lower(x, x)]
+  for lowered in one:
+    assert in_flight(lowered.compile(), 1) >= 48 << 10, lowered.program.name
+  for lowered in two:
+    assert in_flight(lowered.compile(), 2) >= 48 << 10, lowered.program.name
+
+
+@pytest.mark.parametrize("shape", WIDE)
+def test_rows_that_divide_take_no_predicates_and_one_barrier_at_most(shape):
+  x, v = struct(*shape, dtype=BF16), struct(shape[1], dtype=BF16)
+  lowered = rms_norm_call(shape, BF16).lower(x, v, None, None)
+  text = lowered.as_text("ptx")
+  assert not [line for line in text.splitlines() if line.strip().startswith("@") and ".global" in line]
+  assert count(lowered, r"bar\.sync") == (shape[1] > 1024)
+
+
+def test_loads_of_rows_stand_before_the_first_use():
+  x = struct(16384, 8192, dtype=BF16)
+  lowered = rms_norm_call(x.shape, BF16, gate=True).lower(x, None, None, x)
+  lines = [line.split()[0] for line in lowered.as_text("ptx").splitlines() if line.startswith("  ")]
+  loads = [i for i, op in enumerate(lines) if op.startswith("ld.global")]
+  first = next(i for i, op in enumerate(lines) if op.startswith("shfl.sync.bfly"))
+  assert len(loads) == 4 and loads[-1] < first
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize("n", [7, 96, 777, 1000, 5120, 12432, 16384, 24576, 65536])
+def test_nothing_spills(n, dtype):
+  shape = max(4096, 2**24 // n), n
+  x, v = struct(*shape, dtype=dtype), struct(n)
+  for lowered in (rms_norm_call(shape, dtype, residual=True, gate=True, silu=True).lower(x, v, x, x),
+                  layer_norm_call(shape, dtype).lower(x, v, v),
+                  softmax_call(shape, dtype).lower(x, struct(*shape, dtype=bool))):
+    assert lowered.compile().memory_analysis()["spill_stores"] == 0
+
+
+def test_the_narrow_plan_is_for_many_rows_only():
+  many, few = (plan_rows((m, 4096), np.dtype(BF16)) for m in (65536, 4))
+  assert few.warpgroups > many.warpgroups
+
+
+def test_the_trace_is_cached():
+  call = rms_norm_call((40, 320), jnp.dtype(BF16))
+  x = jax.ShapeDtypeStruct((40, 320), BF16)
+  again = rms_norm_call((40, 320), jnp.dtype(BF16))
+  assert call.trace(x, None, None, None).program is again.trace(x, None, None, None).program

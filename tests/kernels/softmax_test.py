@@ -1,0 +1,92 @@
+"""softmax against float64, jax.nn.softmax with masks, and derivatives."""
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiletrace as tt
+from tests.tolerances import assert_close
+from tiletrace.kernels import softmax, softmax_reference
+
+
+def random(seed, *shape, dtype=jnp.float32):
+  return 3 * jax.random.normal(jax.random.key(seed), shape, dtype)
+
+
+def exact(x, axis=-1):
+  x = np.asarray(x).astype(np.float64)
+  e = np.exp(x - x.max(axis, keepdims=True))
+  return e / e.sum(axis, keepdims=True)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+@pytest.mark.parametrize("shape", [(7,), (5, 1), (3, 229), (2, 3, 96), (2, 20001), (1, 65536)])
+def test_softmax_of_any_shape_and_dtype(shape, dtype):
+  x = random(0, *shape, dtype=dtype)
+  kind = "reduce" if dtype == jnp.float16 else "elementwise"      # small results are subnormal there
+  assert_close(jax.jit(softmax)(x), exact(x), kind)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -2, 3, (1, 2), (3, 0), (0, 1, 2, 3)])
+def test_softmax_over_any_axes(axis):
+  x = random(0, 3, 40, 5, 7)
+  assert_close(softmax(x, axis), exact(x, axis), "elementwise")
+
+
+@pytest.mark.parametrize("n", [33, 777, 20480])
+def test_masked_softmax_is_that_of_jax(n):
+  """Also where a row sees nothing, and where it sees nothing in the part that is read first."""
+  x = random(0, 4, n)
+  mask = jax.random.bernoulli(jax.random.key(1), 0.3, (4, n)).at[1].set(False).at[2, :n - 3].set(False)
+  got = softmax(x, where=mask)
+  np.testing.assert_allclose(got, jax.nn.softmax(x, where=mask), rtol=2e-5, atol=1e-7)
+  assert (got[1] == 0).all() and (got[~mask] == 0).all()
+
+
+def test_a_mask_broadcasts():
+  x, mask = random(0, 2, 3, 50), jnp.arange(50) % 3 == 0
+  np.testing.assert_allclose(softmax(x, where=mask), jax.nn.softmax(x, where=mask), rtol=1e-5, atol=1e-7)
+  column = jnp.asarray([[True], [False], [True]])
+  np.testing.assert_allclose(softmax(x, 1, where=column), jax.nn.softmax(x, 1, where=column), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("n", [33, 20480])
+def test_nan_and_infinity_are_those_of_jax(n):
+  x = random(0, 5, n).at[0, 3].set(jnp.nan).at[1].set(-jnp.inf).at[2, 5].set(jnp.inf).at[3, :7].set(-jnp.inf)
+  np.testing.assert_allclose(softmax(x), jax.nn.softmax(x), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("n", [33, 20480])
+def test_derivatives_are_those_of_the_reference(n):
+  x, w = random(0, 4, n), random(1, 4, n)
+  mask = jax.random.bernoulli(jax.random.key(2), 0.5, (4, n))
+
+  def gradient(f, **kwargs):
+    return jax.jit(jax.grad(lambda x: jnp.vdot(f(x, **kwargs), w)))(x)
+
+  for kwargs in ({}, {"where": mask}, {"axis": 0}):
+    got, want = gradient(softmax, **kwargs), gradient(softmax_reference, **kwargs)
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-6)
+
+
+def test_a_second_derivative():
+  x, w = random(0, 3, 20), random(1, 3, 20)
+
+  def curvature(f):
+    return jax.grad(lambda x: jnp.vdot(jax.grad(lambda x: jnp.vdot(f(x), w))(x), w))(x)
+
+  np.testing.assert_allclose(curvature(softmax), curvature(softmax_reference), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(("call", "message"), [
+  (lambda x: softmax(x, 2), "axis=2 of an array of rank 2"),
+  (lambda x: softmax(x, (1, -1)), r"axis=\(1, -1\)"),
+  (lambda x: softmax(x, where=x), "where is float32"),
+  (lambda x: softmax(x, where=jnp.ones(3, bool)), "where has the shape"),
+  (lambda x: softmax(x.astype(int)), "x is int32"),
+])
+def test_arguments_that_do_not_fit_are_refused(call, message):
+  with pytest.raises(tt.TileTypeError, match=message):
+    call(random(0, 4, 96))
