@@ -21,6 +21,7 @@ import shutil
 import statistics
 import subprocess
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -174,6 +175,33 @@ def cell(value: Any) -> str:
   if isinstance(value, float):
     return f"{value:.2e}" if value and abs(value) < 0.01 else f"{value:.3f}" if abs(value) < 100 else f"{value:.0f}"
   return str(value)
+
+
+def shapes_of(words: Sequence[str] | None, default: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+  """The shapes that a command line names as 4096x8192; without any, the default ones."""
+  return [tuple(map(int, word.lower().split("x"))) for word in words] if words else list(default)
+
+
+def run_cases(cases: Sequence[tuple[dict[str, Any], Callable[[], dict[str, Any]]]], columns: Sequence[str],
+              environment: dict[str, Any], path: str | None) -> int:
+  """Measures case by case, printing and writing each row when it is there; the exit status.
+
+  Args:
+    cases: what a case is called, as columns, and the function that measures it; its row has a "status".
+  """
+  print(", ".join(f"{k} {v}" for k, v in environment.items()), flush=True)
+  rows: list[dict[str, Any]] = []
+  for labels, measure in cases:
+    try:
+      row = measure()
+    except Exception:             # one case that fails must not cost the others their machine time
+      traceback.print_exc()
+      row = {**labels, "status": "FAILED"}
+    rows.append(row)
+    print(" ".join(f"{c}={cell(row[c])}" for c in columns if c in row), flush=True)
+    write_json(path, environment, rows)
+  print("\n" + table(rows, columns))
+  return 0 if all(row["status"] == "ok" for row in rows) else 1
 
 
 def write_json(path: str | None, environment: dict[str, Any], results: Sequence[dict[str, Any]]) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import traceback
 from typing import Any
 
 import jax
@@ -131,25 +130,13 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
   args = arguments()
   environment = harness.start(graphs=args.graphs)
-  print(", ".join(f"{k} {v}" for k, v in environment.items()), flush=True)
-  shapes = [tuple(map(int, s.lower().split("x"))) for s in args.shapes] if args.shapes else SHAPES
-  cases = [(shape, shape in shapes) for shape in (*shapes, *(TAILS if args.tails else ()))]
+  shapes = harness.shapes_of(args.shapes, SHAPES)
   relus = {"no": (False,), "yes": (True,), "both": (False, True)}[args.relu]
-  rows: list[dict[str, Any]] = []
-  for dtype in args.dtypes:
-    for form in args.forms:
-      for relu in relus:
-        for shape, timed in cases:
-          try:
-            row = measure(*shape, dtype, form, relu, timed, args)
-          except Exception:       # one case that fails must not cost the others their machine time
-            traceback.print_exc()
-            row = {"shape": "x".join(map(str, shape)), "dtype": dtype, "form": form, "relu": relu, "status": "FAILED"}
-          rows.append(row)
-          print(" ".join(f"{c}={harness.cell(row[c])}" for c in COLUMNS if c in row), flush=True)
-          harness.write_json(args.json, environment, rows)
-  print("\n" + harness.table(rows, COLUMNS))
-  return 0 if all(row["status"] == "ok" for row in rows) else 1
+  cases = [({"shape": "x".join(map(str, shape)), "dtype": dtype, "form": form, "relu": relu},
+            functools.partial(measure, *shape, dtype, form, relu, shape in shapes, args))
+           for dtype in args.dtypes for form in args.forms for relu in relus
+           for shape in (*shapes, *(TAILS if args.tails else ()))]
+  return harness.run_cases(cases, COLUMNS, environment, args.json)
 
 
 if __name__ == "__main__":

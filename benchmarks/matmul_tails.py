@@ -9,7 +9,7 @@ the threads of the producer warpgroup, by cp.async (4) or element by element (2)
 from __future__ import annotations
 
 import argparse
-import traceback
+import functools
 from typing import Any
 
 from benchmarks import harness, matmul
@@ -57,21 +57,9 @@ def measure(shape: tuple[int, ...], form: str, args: argparse.Namespace) -> dict
 def main() -> int:
   args = arguments()
   environment = harness.start()
-  print(", ".join(f"{k} {v}" for k, v in environment.items()), flush=True)
-  shapes = [tuple(map(int, s.lower().split("x"))) for s in args.shapes] if args.shapes else list(FLOORS)
-  rows: list[dict[str, Any]] = []
-  for form in args.forms:
-    for shape in shapes:
-      try:
-        row = measure(shape, form, args)
-      except Exception:           # one case that fails must not cost the others their machine time
-        traceback.print_exc()
-        row = {"shape": "x".join(map(str, shape)), "form": form, "status": "FAILED"}
-      rows.append(row)
-      print(" ".join(f"{c}={harness.cell(row[c])}" for c in COLUMNS if c in row), flush=True)
-      harness.write_json(args.json, environment, rows)
-  print("\n" + harness.table(rows, COLUMNS))
-  return 0 if all(row["status"] == "ok" for row in rows) else 1
+  cases = [({"shape": "x".join(map(str, shape)), "form": form}, functools.partial(measure, shape, form, args))
+           for form in args.forms for shape in harness.shapes_of(args.shapes, list(FLOORS))]
+  return harness.run_cases(cases, COLUMNS, environment, args.json)
 
 
 if __name__ == "__main__":

@@ -209,22 +209,10 @@ def main() -> int:
   args = arguments()
   environment = harness.start(graphs=args.graphs)
   args.torch = args.torch and importlib.util.find_spec("torch") is not None
-  print(", ".join(f"{k} {v}" for k, v in environment.items()), flush=True)
-  shapes = [tuple(map(int, s.lower().split("x"))) for s in args.shapes] if args.shapes else [*WIDE, *NARROW, *SMALL]
-  rows: list[dict[str, Any]] = []
-  for dtype in args.dtypes:
-    for op in args.ops:
-      for m, n in shapes:
-        try:
-          row = measure(op, m, n, dtype, args)
-        except Exception:         # one case that fails must not cost the others their machine time
-          traceback.print_exc()
-          row = {"op": op, "shape": f"{m}x{n}", "dtype": dtype, "status": "FAILED"}
-        rows.append(row)
-        print(" ".join(f"{c}={harness.cell(row[c])}" for c in COLUMNS if c in row), flush=True)
-        harness.write_json(args.json, environment, rows)
-  print("\n" + harness.table(rows, COLUMNS))
-  return 0 if all(row["status"] == "ok" for row in rows) else 1
+  cases = [({"op": op, "shape": f"{m}x{n}", "dtype": dtype}, functools.partial(measure, op, m, n, dtype, args))
+           for dtype in args.dtypes for op in args.ops
+           for m, n in harness.shapes_of(args.shapes, (*WIDE, *NARROW, *SMALL))]
+  return harness.run_cases(cases, COLUMNS, environment, args.json)
 
 
 if __name__ == "__main__":

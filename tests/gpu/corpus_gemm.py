@@ -187,7 +187,7 @@ def two_gemms_in_a_loop(rng):
   return Case(call, (a, b, d), (acc,), "gemm")
 
 
-def attention_like_kernel(q, k, v, o, *, bn):
+def attention_like_kernel(q, k, v, o, *, bn, num_stages=2):
   """O = relu(Q K^T) V: the first product is the second one's operand in registers."""
   i = tt.program_id(0)
   q_s = tt.alloc_shared((128, 64), q.dtype)
@@ -197,7 +197,7 @@ def attention_like_kernel(q, k, v, o, *, bn):
   acc = tt.alloc_fragment((128, 64), F32)
   acc[...] = 0
   tt.copy(q.at[tt.block(i, 128), :], q_s)
-  for j in tt.pipelined(tt.cdiv(k.shape[0], bn), num_stages=2):
+  for j in tt.pipelined(tt.cdiv(k.shape[0], bn), num_stages=num_stages):
     tt.copy(k.at[tt.block(j, bn), :], k_s)
     tt.copy(v.at[tt.block(j, bn), :], v_s)
     tt.gemm(q_s, k_s.T, s, accumulate=False)

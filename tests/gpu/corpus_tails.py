@@ -8,7 +8,7 @@ import numpy as np
 
 import tiletrace as tt
 from tests.gpu.corpus import Case, case, f64, normal, out
-from tests.gpu.corpus_gemm import matmul
+from tests.gpu.corpus_gemm import attention_like_kernel, matmul
 
 BF16, F32 = ml_dtypes.bfloat16, np.float32
 
@@ -63,33 +63,15 @@ def tails_of_4_and_2_bytes(rng, dtype):
   return matmul(rng, 200, 333, 454, dtype=dtype, to=F32, num_stages=4, persistent=True)
 
 
-def relu_attention_kernel(q, k, v, o, *, bn):
-  """Two rings in one loop, filled by threads."""
-  i = tt.program_id(0)
-  q_s = tt.alloc_shared((128, 64), q.dtype)
-  k_s = tt.alloc_shared((bn, 64), k.dtype)
-  v_s = tt.alloc_shared((bn, 64), v.dtype)
-  s = tt.alloc_fragment((128, bn), F32)
-  acc = tt.alloc_fragment((128, 64), F32)
-  acc[...] = 0
-  tt.copy(q.at[tt.block(i, 128), :], q_s)
-  for j in tt.pipelined(tt.cdiv(k.shape[0], bn), num_stages=3):
-    tt.copy(k.at[tt.block(j, bn), :], k_s)
-    tt.copy(v.at[tt.block(j, bn), :], v_s)
-    tt.gemm(q_s, k_s.T, s, accumulate=False)
-    p = tt.maximum(s[...] * 0.125, 0).astype(v.dtype)
-    tt.gemm(p, v_s, acc)
-  o[tt.block(i, 128), :] = acc[...].astype(o.dtype)
-
-
 @case(widths=((64, 61), (62, 64), (62, 58), (61, 59)))
 def two_rings_by_threads(rng, widths):
+  """Filled by threads, in one loop."""
   d, dv = widths
   q, k = normal(rng, 200, d, dtype=BF16), normal(rng, 300, d, dtype=BF16)
   v = normal(rng, 300, dv, dtype=BF16)
 
   def kernel(q, k, v, o):
-    relu_attention_kernel(*(x.at[:, tt.ds(0, 64)] for x in (q, k, v, o)), bn=96)
+    attention_like_kernel(*(x.at[:, tt.ds(0, 64)] for x in (q, k, v, o)), bn=96, num_stages=3)
 
   call = tt.tile_call(kernel, out(((200, dv), BF16)), grid=2, warpgroups=2)
   s = np.maximum(f64(q) @ f64(k).T * 0.125, 0)

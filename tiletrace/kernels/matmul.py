@@ -14,10 +14,9 @@ import tiletrace as tt
 from tiletrace.core.errors import TileTypeError
 from tiletrace.core.source import caller_loc
 from tiletrace.kernels.rows import float_array
+from tiletrace.lowering.target import SM_90A
 
 Activation = Callable[[jax.Array], jax.Array]
-
-_SMS = 132
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -130,7 +129,7 @@ def matmul_call(shape: tuple[int, ...], dtype: Any, *, form: str = "nn",
 
 
 def _waves(m: int, n: int, t: _Tiling) -> int:
-  return tt.cdiv(tt.cdiv(m, t.bm) * tt.cdiv(n, t.bn), _SMS)
+  return tt.cdiv(tt.cdiv(m, t.bm) * tt.cdiv(n, t.bn), SM_90A.sm_count)
 
 
 def _operand(name: str, x: Any) -> jax.Array:

@@ -19,8 +19,8 @@ import tiletrace as tt
 from tiletrace.core.errors import TileTypeError
 from tiletrace.core.source import caller_loc
 from tiletrace.lowering.layouts.fragment import blocked_for_reduction
+from tiletrace.lowering.target import SM_90A
 
-_SMS = 132
 _BYTES = 64               # of all arrays together, on the way to a thread
 _LATENCY_BYTES = 16       # where there are too few rows to fill the GPU
 _MOST_ELEMENTS = 40       # of all arrays together, in the registers of a thread
@@ -65,7 +65,7 @@ def plan_rows(shape: tuple[int, ...], dtype: np.dtype, arrays: int = 1) -> RowPl
     RowPlan(rows=1, columns=16384, warpgroups=4, grid=8192, ctas_per_sm=2)
   """
   m, n = shape
-  plenty = m * n * arrays * dtype.itemsize >= 4 * _SMS * 128 * _BYTES
+  plenty = m * n * arrays * dtype.itemsize >= 4 * SM_90A.sm_count * 128 * _BYTES
   wanted = (_BYTES if plenty else _LATENCY_BYTES) / (arrays * dtype.itemsize)
   best: tuple[float, RowPlan] | None = None
   for warpgroups in (1, 2, 3, 4, 5, 6, 7, 8):
