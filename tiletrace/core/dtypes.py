@@ -72,10 +72,6 @@ def is_integer(dtype: np.dtype) -> bool:
   return dtype.kind in "iu"
 
 
-def is_signed(dtype: np.dtype) -> bool:
-  return dtype.kind == "i" or is_float(dtype)
-
-
 @functools.cache
 def _above(node: _Node) -> frozenset[_Node]:
   return frozenset({node}).union(*map(_above, _EDGES[node]))

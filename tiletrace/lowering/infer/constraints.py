@@ -90,10 +90,6 @@ def is_distributed(a: object) -> TypeGuard[Var]:
   return isinstance(a.type, RefType) and a.type.space is Space.FRAGMENT and bool(a.type.shape)
 
 
-def is_shared(a: object) -> bool:
-  return isinstance(a, Var) and isinstance(a.type, RefType) and a.type.space is Space.SHARED
-
-
 def written_layout(eqn: Eqn) -> Layout:
   """The layout that the author of an allocation wrote, as a relation over the buffer's shape.
 

@@ -5,7 +5,7 @@ import dataclasses
 import math
 
 from tiletrace.core.errors import LoweringError
-from tiletrace.core.graph import Atom, Block, CallOptions, Eqn, Literal, TileGraph, Var, substitute, walk
+from tiletrace.core.graph import Atom, Block, CallOptions, Eqn, TileGraph, Var, substitute, walk
 from tiletrace.core.ops import elementwise, grid as ops
 from tiletrace.lowering.schedule.builder import Builder, i32
 
@@ -96,7 +96,3 @@ def lower_ids(graph: TileGraph) -> TileGraph:
   cta = b.bind(ops.cta_id_p, (), {})[0]
   ids = raster_ids(b, cta, graph.options.grid, graph.options.raster)
   return graph.replace(body=with_ids(graph.body, ids, b.eqns))
-
-
-def literal_int(a: Atom) -> int | None:
-  return int(a.value) if isinstance(a, Literal) else None
