@@ -1,0 +1,575 @@
+"""Data races between the threads of a CTA or cluster and its asynchronous operations, by vector clocks.
+
+Clocks have a column for each thread and for each asynchronous operation that may be in flight. Row t of `C` says up to
+which access of every other column thread t is ordered after. Row t of `P` is the part of it that the asynchronous proxy
+sees too: a generic write must be in `P` of the thread that issues an asynchronous operation on the same bytes (PTX ISA,
+Memory Consistency Model: proxy-preserved base causality order). Barriers, mbarriers and fences move clocks; accesses
+are compared with the last write and the reads since (`shadow.py`), as in FastTrack (Flanagan and Freund, PLDI 2009).
+
+What orders what:
+  * bar.sync, bar.warp.sync: everybody after everybody. Shuffles, votes and `.aligned` matrix accesses order nothing.
+  * mbarriers: an arrival releases into the phase, a successful wait acquires it. An asynchronous operation that
+    completes on the mbarrier releases itself, not what its issuer did before.
+  * wgmma is one operation of its four warps: it sees what all of them see, and whoever waits for it knows it done.
+  * Reading needs no proxy fence before an asynchronous write to the same bytes, being ordered is enough. Asynchronous
+    writes that were waited for are visible to everybody.
+  * cp.async belongs to the generic proxy; a thread knows its own copies only after a wait.
+
+>>> races = RaceDetector(64, [Shadow(0, 1024)])
+>>> t = np.arange(64)
+>>> races.write(t, t * 16, 16, "store")
+>>> races.read(t, t[::-1] * 16, 16, "load")
+>>> print(races.findings[0])
+race: load by threads 0..63 against store by threads 0..63, at 0x0..0x3ff
+"""
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tiletrace.sim.shadow import Readers, Shadow
+
+RACE = "race"
+MISSING_PROXY_FENCE = "missing proxy fence"
+OVERWRITTEN_WHILE_READ = "overwritten while read asynchronously"
+NOT_WAITED_FOR = "asynchronous write not waited for"
+RACE_BETWEEN_CTAS = "race between CTAs"
+WRITE_TO_INPUT = "write to an input"
+BARRIER_NOT_VISIBLE = "mbarrier initialisation not visible"
+KINDS = (RACE, MISSING_PROXY_FENCE, OVERWRITTEN_WHILE_READ, NOT_WAITED_FOR, RACE_BETWEEN_CTAS, WRITE_TO_INPUT,
+         BARRIER_NOT_VISIBLE)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finding:
+  """Two accesses that nothing orders.
+
+  Attributes:
+    kind: one of KINDS.
+    where, other: what the caller gave with the later and the earlier access; `other` is None where there is none.
+    threads, others: who made them; for an asynchronous operation who issued it.
+    addresses: starts of the granules in conflict.
+    nbytes: of a granule.
+  """
+  kind: str
+  where: Any
+  other: Any
+  threads: tuple[int, ...]
+  others: tuple[int, ...]
+  addresses: tuple[int, ...]
+  nbytes: int
+
+  def __str__(self) -> str:
+    text = f"{self.kind}: {self.where} by threads {_ranges(self.threads)}"
+    if self.other is not None:
+      text += f" against {self.other} by threads {_ranges(self.others)}"
+    return f"{text}, at {min(self.addresses):#x}..{max(self.addresses) + self.nbytes - 1:#x}"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+  """`0..31, 64`."""
+  out: list[list[int]] = []
+  for n in sorted(numbers):
+    if out and n == out[-1][1] + 1:
+      out[-1][1] = n
+    else:
+      out.append([n, n])
+  return ", ".join(str(a) if a == b else f"{a}..{b}" for a, b in out)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Clock:
+  """Knowledge that is handed on: dense rows of C and P (or neither), and single columns of C.
+
+  Attributes:
+    c, p: int32 [columns when it was released].
+    columns, values: int32 [n]: asynchronous operations known to be complete.
+  """
+  c: np.ndarray | None
+  p: np.ndarray | None
+  columns: np.ndarray
+  values: np.ndarray
+
+
+_NONE = np.zeros(0, np.int32)
+NOTHING = Clock(None, None, _NONE, _NONE)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Agent:
+  """An asynchronous operation: its epoch, what was known when it was issued, and by whom."""
+  kind: str
+  column: int
+  value: int
+  threads: tuple[int, ...]
+  c: np.ndarray
+  p: np.ndarray
+
+
+@dataclasses.dataclass(slots=True)
+class _Actor:
+  """Who makes an access: epochs [granules], and a clock for each (`t` are rows of `c`) or one for all (an agent)."""
+  column: np.ndarray
+  value: np.ndarray
+  c: np.ndarray
+  t: np.ndarray | None = None
+  agent: Agent | None = None
+  p: np.ndarray | None = None
+
+  def knows(self, columns: np.ndarray, values: np.ndarray) -> np.ndarray:
+    return (self.c[columns] if self.t is None else self.c[self.t, columns]) >= values
+
+  def only(self, which: np.ndarray) -> _Actor:
+    t = None if self.t is None else self.t[which]
+    return _Actor(self.column[which], self.value[which], self.c, t, self.agent, self.p)
+
+
+class Grid:
+  """Order between CTAs, by whole CTAs: turn k of a CTA ends where it releases for the k-th time at gpu scope."""
+
+  def __init__(self, ctas: int):
+    self.turns = np.eye(ctas, dtype=np.int32)    # [who knows, about whom]
+    self._places: dict[Hashable, int] = {}
+    self.places: list[Any] = []
+
+  def place(self, where: Hashable) -> int:
+    """A number for `where`, for shadows; `places` has it back."""
+    index = self._places.setdefault(where, len(self.places))
+    if index == len(self.places):
+      self.places.append(where)
+    return index
+
+  def release(self, cta: int) -> np.ndarray:
+    """What `cta` did so far, for whoever acquires it."""
+    known = self.turns[cta].copy()
+    self.turns[cta, cta] += 1
+    return known
+
+  def acquire(self, cta: int, known: np.ndarray) -> None:
+    np.maximum(self.turns[cta], known, out=self.turns[cta])
+
+
+class RaceDetector:
+  """The clocks of one CTA, or of one cluster with its threads numbered through.
+
+  Args:
+    threads: how many.
+    memories: shared memory of each CTA, and global memory, whose shadows the detectors of a grid share. Accesses lie
+      within one memory each.
+    cta, grid: which CTA this is, and the order between CTAs, for shadows that are `grid_wide`.
+  """
+
+  def __init__(self, threads: int, memories: Sequence[Shadow], *, cta: int = 0, grid: Grid | None = None):
+    self.threads, self.cta, self.grid = threads, cta, grid or Grid(cta + 1)
+    self.width = threads                      # columns in use
+    self._c = np.zeros((threads, threads + 32), np.int32)
+    self._c[np.arange(threads), np.arange(threads)] = 1
+    self._p = np.zeros_like(self._c)
+    self._columns(self._c.shape[1])
+    self._readers = Readers(self._c.shape[1])
+    self._copies = -1                         # first column of cp.async, once it is used
+    self._mbarriers: dict[int, _Init] = {}
+    self._seen: set[tuple] = set()
+    self.findings: list[Finding] = []
+    self._bases: list[int] = []
+    self._memories: list[Shadow] = []
+    for memory in memories:
+      self.add(memory)
+
+  def add(self, memory: Shadow) -> None:
+    at = bisect.bisect(self._bases, memory.base)
+    self._bases.insert(at, memory.base)
+    self._memories.insert(at, memory)
+
+  def _columns(self, width: int) -> None:
+    """Per column: last epoch given out, who issued it, whether its writes are generic, whether it is an agent's."""
+    old = getattr(self, "_last", _NONE)
+    def more(values: np.ndarray, fill: int) -> np.ndarray:
+      return np.concatenate([values, np.full(width - len(values), fill, values.dtype)])
+    if not len(old):
+      self._last, self._issuer = np.zeros(width, np.int32), np.arange(width)
+      self._generic, self._agents = np.arange(width) < self.threads, np.zeros(width, bool)
+    else:
+      self._last, self._issuer = more(self._last, 0), more(self._issuer, 0)
+      self._generic, self._agents = more(self._generic, 0), more(self._agents, 0)
+    self._kind: dict[int, str] = getattr(self, "_kind", {})
+
+  def _add_columns(self, n: int) -> int:
+    """The first of `n` new columns."""
+    first, have = self.width, self._c.shape[1]
+    self.width += n
+    if self.width > have:
+      width = max(2 * have, self.width)
+      grow = ((0, 0), (0, width - have))
+      self._c, self._p = np.pad(self._c, grow), np.pad(self._p, grow)
+      self._readers.widen(width)
+      self._columns(width)
+    return first
+
+  # ---- order
+
+  def barrier(self, threads: np.ndarray) -> None:
+    """All of them have arrived and go on: each knows what all knew."""
+    for m in (self._c, self._p):
+      m[_rows(threads), :self.width] = m[_rows(threads), :self.width].max(0)
+    self._c[threads, threads] += 1
+
+  def release(self, threads: np.ndarray) -> Clock:
+    """What they know so far, for whoever acquires it."""
+    rows = _rows(threads)
+    clock = Clock(self._c[rows, :self.width].max(0), self._p[rows, :self.width].max(0), _NONE, _NONE)
+    self._c[threads, threads] += 1
+    return clock
+
+  def acquire(self, threads: np.ndarray, clock: Clock) -> None:
+    """They are ordered after what the clock says."""
+    rows = _rows(threads)
+    if clock.c is not None and clock.p is not None:
+      for m, known in ((self._c, clock.c), (self._p, clock.p)):
+        part = m[rows, :len(known)]
+        if isinstance(rows, slice):
+          np.maximum(part, known, out=part)
+        else:
+          m[rows, :len(known)] = np.maximum(part, known)
+    for column, value in zip(clock.columns.tolist(), clock.values.tolist()):
+      self._c[rows, column] = np.maximum(self._c[rows, column], value)
+
+  @staticmethod
+  def merge(a: Clock, b: Clock) -> Clock:
+    """Both together."""
+    c, p = _join(a.c, b.c), _join(a.p, b.p)
+    return Clock(c, p, np.concatenate([a.columns, b.columns]), np.concatenate([a.values, b.values]))
+
+  def proxy_fence(self, threads: np.ndarray) -> None:
+    """fence.proxy.async: what they know becomes visible to asynchronous operations ordered after this."""
+    rows = _rows(threads)
+    self._p[rows, :self.width] = self._c[rows, :self.width]
+    self._c[threads, threads] += 1
+    self._fence_mbarriers(threads)
+
+  # ---- accesses of threads (generic proxy)
+
+  def read(self, threads: np.ndarray, addresses: np.ndarray, nbytes: int, where: Hashable) -> None:
+    """Thread threads[i] reads `nbytes` at addresses[i]."""
+    for shadow, which in self._split(addresses):
+      if not shadow.read_only:
+        at, actor = self._lanes(shadow, threads[which], addresses[which], nbytes)
+        self._load(shadow, at, actor, self.grid.place(where))
+
+  def write(self, threads: np.ndarray, addresses: np.ndarray, nbytes: int, where: Hashable) -> None:
+    """Thread threads[i] writes `nbytes` at addresses[i]."""
+    self._write(threads, addresses, nbytes, where, atomic=False)
+
+  def atomic(self, threads: np.ndarray, addresses: np.ndarray, nbytes: int, where: Hashable) -> None:
+    """An atomic or other strong write: these don't race among themselves, but do with plain accesses."""
+    self._write(threads, addresses, nbytes, where, atomic=True)
+
+  def strong_read(self, threads: np.ndarray, addresses: np.ndarray, nbytes: int, where: Hashable) -> None:
+    """ld.relaxed, ld.acquire: they race with plain writes only. A later plain write isn't compared with them."""
+    for shadow, which in self._split(addresses):
+      if not shadow.read_only:
+        at, actor = self._lanes(shadow, threads[which], addresses[which], nbytes)
+        self._load(shadow, at, actor, self.grid.place(where), strong=True)
+
+  def _write(self, threads: np.ndarray, addresses: np.ndarray, nbytes: int, where: Hashable, atomic: bool) -> None:
+    for shadow, which in self._split(addresses):
+      if shadow.read_only:
+        self._find(WRITE_TO_INPUT, where, None, threads[which], (), addresses[which], nbytes)
+        continue
+      at, actor = self._lanes(shadow, threads[which], addresses[which], nbytes)
+      self._store(shadow, at, actor, self.grid.place(where), atomic)
+
+  def _lanes(self, shadow: Shadow, threads: np.ndarray, addresses: np.ndarray, nbytes: int,
+             ) -> tuple[np.ndarray, _Actor]:
+    at, each = shadow.of_lanes(addresses, nbytes, self._readers)
+    t = threads if each == 1 else np.repeat(threads, each)
+    return at, _Actor(t, self._c[t, t], self._c, t)
+
+  # ---- cp.async
+
+  def copy_async(self, threads: np.ndarray, addresses: np.ndarray, nbytes: int, where: Hashable) -> None:
+    """Thread threads[i] starts a cp.async of `nbytes` to shared addresses[i]."""
+    if self._copies < 0:
+      self._copies = first = self._add_columns(self.threads)
+      self._generic[first:first + self.threads] = True
+      self._issuer[first:first + self.threads] = np.arange(self.threads)
+      self._kind |= dict.fromkeys(range(first, first + self.threads), "cp.async")
+    for shadow, which in self._split(addresses):
+      at, each = shadow.of_lanes(addresses[which], nbytes, self._readers)
+      t = np.repeat(threads[which], each)
+      column = t + self._copies
+      self._store(shadow, at, _Actor(column, self._last[column] + 1, self._c, t), self.grid.place(where), atomic=False)
+
+  def copy_mark(self, threads: np.ndarray) -> np.ndarray:
+    """Closes what they have started (commit_group, mbarrier.arrive): marks for copy_wait and copy_clock, int32 [n]."""
+    if self._copies < 0:
+      return np.zeros(len(threads), np.int32)
+    self._last[threads + self._copies] += 1
+    return self._last[threads + self._copies]
+
+  def copy_wait(self, threads: np.ndarray, marks: np.ndarray) -> None:
+    """cp.async.wait_group: each knows its copies up to its mark to be complete."""
+    if self._copies >= 0:
+      column = threads + self._copies
+      self._c[threads, column] = np.maximum(self._c[threads, column], marks)
+
+  def copy_clock(self, threads: np.ndarray, marks: np.ndarray) -> Clock:
+    """What cp.async.mbarrier.arrive releases when the copies up to the marks are complete."""
+    return NOTHING if self._copies < 0 else Clock(None, None, threads + self._copies, marks)
+
+  # ---- asynchronous operations
+
+  def issue(self, threads: np.ndarray, kind: str) -> Agent:
+    """An asynchronous operation begins: of one thread, or of all threads of a warpgroup together.
+
+    Declare its accesses at once, whenever their effect comes. An operation whose reads and writes complete apart (TMA
+    stores) is two agents.
+    """
+    rows = _rows(threads)
+    c, p = self._c[rows].min(0), self._p[rows].min(0)
+    known = np.flatnonzero(self._agents & (c >= self._last))
+    column = int(known[0]) if known.size else self._add_columns(1)
+    self._agents[column] = True
+    self._last[column] += 1
+    self._issuer[column], self._kind[column] = threads[0], kind
+    self._c[threads, threads] += 1
+    return Agent(kind, column, int(self._last[column]), tuple(threads.tolist()), c, p)
+
+  def complete(self, agent: Agent) -> Clock:
+    """What is known to whoever waits for it."""
+    return Clock(None, None, np.asarray([agent.column], np.int32), np.asarray([agent.value], np.int32))
+
+  def agent_read(self, agent: Agent, addresses: np.ndarray, nbytes: int, where: Hashable) -> None:
+    """It reads `nbytes` at each of the addresses, in any order."""
+    for shadow, which in self._split(addresses):
+      if not shadow.read_only:
+        at = shadow.of_bytes(addresses[which], nbytes, self._readers)
+        self._load(shadow, at, self._acting(agent, len(at)), self.grid.place(where))
+
+  def agent_write(self, agent: Agent, addresses: np.ndarray, nbytes: int, where: Hashable, *,
+                  atomic: bool = False) -> None:
+    """It writes `nbytes` at each of the addresses, in any order; `atomic` for TMA's reductions."""
+    for shadow, which in self._split(addresses):
+      if shadow.read_only:
+        self._find(WRITE_TO_INPUT, where, None, agent.threads, (), addresses[which], nbytes)
+        continue
+      at = shadow.of_bytes(addresses[which], nbytes, self._readers)
+      self._store(shadow, at, self._acting(agent, len(at)), self.grid.place(where), atomic)
+
+  def _acting(self, agent: Agent, n: int) -> _Actor:
+    c, p = agent.c, agent.p
+    if (more := self._c.shape[1] - len(c)) > 0:        # columns were added since
+      c, p = np.pad(c, (0, more)), np.pad(p, (0, more))
+    return _Actor(np.full(n, agent.column, np.int32), np.full(n, agent.value, np.int32), c, None, agent, p)
+
+  # ---- mbarriers
+
+  def mbarrier_init(self, thread: int, address: int, where: Hashable) -> None:
+    """mbarrier.init: a generic write that other threads and the asynchronous proxy must be able to see."""
+    self._mbarriers[address] = _Init(thread, int(self._c[thread, thread]), False, where)
+
+  def mbarrier_fence(self, threads: np.ndarray) -> None:
+    """fence.mbarrier_init: the initialisations before it become visible to the asynchronous proxy."""
+    self._fence_mbarriers(threads)
+
+  def _fence_mbarriers(self, threads: np.ndarray) -> None:
+    for address, init in self._mbarriers.items():
+      if not init.fenced and (self._c[threads, init.thread] >= init.value).any():
+        self._mbarriers[address] = dataclasses.replace(init, fenced=True)
+
+  def mbarrier_use(self, threads: np.ndarray, address: int, where: Hashable) -> None:
+    """An arrival or a wait by threads."""
+    init = self._mbarriers.get(address)
+    if init is not None and (unknown := self._c[threads, init.thread] < init.value).any():
+      self._find(BARRIER_NOT_VISIBLE, where, init.where, threads[unknown], (init.thread,), np.asarray([address]), 8)
+
+  def mbarrier_complete(self, agent: Agent, address: int, where: Hashable) -> None:
+    """An asynchronous operation that will complete on the mbarrier."""
+    init = self._mbarriers.get(address)
+    if init is not None and (agent.c[init.thread] < init.value or not init.fenced):
+      self._find(BARRIER_NOT_VISIBLE, where, init.where, agent.threads, (init.thread,), np.asarray([address]), 8)
+
+  # ---- the comparison
+
+  def _split(self, addresses: np.ndarray) -> list[tuple[Shadow, Any]]:
+    """[(memory, which of the accesses are in it)]."""
+    if not len(addresses):
+      return []
+    low, high = int(addresses.min()), int(addresses.max())
+    first, last = bisect.bisect(self._bases, low) - 1, bisect.bisect(self._bases, high) - 1
+    assert first >= 0 and high < self._memories[last].base + self._memories[last].nbytes, f"{low:#x}..{high:#x}"
+    if first == last:
+      return [(self._memories[first], slice(None))]
+    home = np.searchsorted(self._bases, addresses, side="right") - 1
+    return [(self._memories[i], home == i) for i in np.unique(home)]
+
+  def _sees(self, shadow: Shadow, at: np.ndarray, actor: _Actor) -> np.ndarray:
+    """Whether each granule's last write is ordered before, and visible."""
+    column, value = shadow.w_col[at], shadow.w_clk[at]
+    seen = actor.knows(column, value)
+    if actor.p is not None:
+      seen &= ~self._generic[column] | (actor.p[column] >= value)
+    return seen
+
+  def _load(self, shadow: Shadow, at: np.ndarray, actor: _Actor, place: int, strong: bool = False) -> None:
+    if shadow.grid_wide:
+      self._foreign_load(shadow, at, actor, place)
+    seen = self._sees(shadow, at, actor)
+    if strong:
+      seen |= shadow.w_atomic[at]
+    if not seen.all():
+      self._conflicts(shadow, at, actor, place, ~seen, with_write=True)
+    if strong:
+      return
+    alone = (shadow.r_row[at] < 0) & actor.knows(shadow.r_col[at], shadow.r_clk[at])
+    sole = at[alone]
+    shadow.r_col[sole], shadow.r_clk[sole], shadow.r_place[sole] = actor.column[alone], actor.value[alone], place
+    rest = ~alone | (shadow.r_col[at] != actor.column)        # the latter: lanes that read one place together
+    if rest.any():
+      self._share(shadow, at[rest], actor.only(rest), place)
+
+  def _share(self, shadow: Shadow, at: np.ndarray, actor: _Actor, place: int) -> None:
+    """Adds readers to granules that have others, which these are not ordered after."""
+    new = np.unique(at[shadow.r_row[at] < 0])
+    rows = self._readers.take(len(new))
+    new = new[:len(rows)]
+    self._readers.rows[rows, shadow.r_col[new]] = shadow.r_clk[new]
+    shadow.r_row[new] = rows
+    row = shadow.r_row[at]
+    self._readers.rows[row[row >= 0], actor.column[row >= 0]] = actor.value[row >= 0]
+    shadow.r_col[at], shadow.r_clk[at], shadow.r_place[at] = actor.column, actor.value, place
+
+  def _store(self, shadow: Shadow, at: np.ndarray, actor: _Actor, place: int, atomic: bool) -> None:
+    if shadow.grid_wide:
+      self._foreign_store(shadow, at, actor, place, atomic)
+    seen = self._sees(shadow, at, actor)
+    if atomic:
+      seen |= shadow.w_atomic[at]
+    if not seen.all():
+      self._conflicts(shadow, at, actor, place, ~seen, with_write=True)
+    read = ~actor.knows(shadow.r_col[at], shadow.r_clk[at])
+    row = shadow.r_row[at]
+    if (several := np.flatnonzero(row >= 0)).size:
+      known = actor.c if actor.t is None else actor.c[actor.t[several]]
+      read[several] = (self._readers.rows[row[several]] > known).any(-1)
+      self._conflicts_with_rows(shadow, at, actor, place, several[read[several]])
+      self._readers.free(row[several])
+      shadow.r_row[at] = -1
+      read[several] = False
+    if read.any():
+      self._conflicts(shadow, at, actor, place, read, with_write=False)
+    shadow.w_col[at], shadow.w_clk[at], shadow.w_place[at] = actor.column, actor.value, place
+    shadow.w_atomic[at] = atomic
+    shadow.r_clk[at] = 0
+    if not atomic and (twice := shadow.w_col[at] != actor.column).any():      # lanes that write one place together
+      self._conflicts(shadow, at, actor, place, twice, with_write=True)
+
+  # ---- the grid
+
+  def _foreign_load(self, shadow: Shadow, at: np.ndarray, actor: _Actor, place: int) -> None:
+    turns = self.grid.turns[self.cta]
+    written = shadow.w_cta[at]
+    other = (written >= 0) & (written != self.cta)
+    bad = other & (turns[written] < shadow.w_turn[at])
+    if bad.any():
+      self._between(shadow, at, actor, place, bad, shadow.w_place)
+    shadow.w_clk[at[other]] = 0               # columns of another CTA's clocks: settled here
+    reader = shadow.r_cta[at]
+    strange = at[(reader >= 0) & (reader != self.cta)]
+    shadow.r_many[strange] = True
+    shadow.r_row[strange], shadow.r_clk[strange] = -1, 0
+    shadow.r_cta[at], shadow.r_turn[at] = self.cta, turns[self.cta]
+
+  def _foreign_store(self, shadow: Shadow, at: np.ndarray, actor: _Actor, place: int, atomic: bool) -> None:
+    turns = self.grid.turns[self.cta]
+    written, reader = shadow.w_cta[at], shadow.r_cta[at]
+    wrote, has_read = (written >= 0) & (written != self.cta), (reader >= 0) & (reader != self.cta)
+    bad = wrote & (turns[written] < shadow.w_turn[at])
+    if atomic:
+      bad &= ~shadow.w_atomic[at]
+    if bad.any():
+      self._between(shadow, at, actor, place, bad, shadow.w_place)
+    bad = has_read & (turns[reader] < shadow.r_turn[at])
+    bad |= shadow.r_many[at] & (turns.sum() == turns[self.cta])      # the grid has not synchronised at all
+    if bad.any():
+      self._between(shadow, at, actor, place, bad, shadow.r_place)
+    shadow.w_clk[at[wrote]] = 0
+    shadow.r_row[at[has_read]], shadow.r_clk[at[has_read]] = -1, 0
+    shadow.w_cta[at], shadow.w_turn[at] = self.cta, turns[self.cta]
+    shadow.r_cta[at], shadow.r_many[at] = -1, False
+
+  def _between(self, shadow: Shadow, at: np.ndarray, actor: _Actor, place: int, bad: np.ndarray,
+               places: np.ndarray) -> None:
+    now = actor.only(bad)
+    self._find(RACE_BETWEEN_CTAS, self.grid.places[place], self.grid.places[int(places[at[bad]][0])],
+               self._issuer[now.column], (), shadow.address(at[bad]), shadow.granule)
+
+  # ---- findings
+
+  def _conflicts(self, shadow: Shadow, at: np.ndarray, actor: _Actor, place: int, bad: np.ndarray, *,
+                 with_write: bool) -> None:
+    at, now = at[bad], actor.only(bad)
+    column, value = (shadow.w_col[at], shadow.w_clk[at]) if with_write else (shadow.r_col[at], shadow.r_clk[at])
+    places = (shadow.w_place if with_write else shadow.r_place)[at]
+    self._classify(shadow, at, now, place, places, column, value, with_write=with_write)
+
+  def _conflicts_with_rows(self, shadow: Shadow, at: np.ndarray, actor: _Actor, place: int, which: np.ndarray) -> None:
+    """The first reader of each row that the write is not ordered after."""
+    if which.size:
+      rows = self._readers.rows[shadow.r_row[at[which]]]
+      now = actor.only(which)
+      column = (rows > (now.c if now.t is None else now.c[now.t])).argmax(-1)
+      value = rows[np.arange(len(rows)), column]
+      self._classify(shadow, at[which], now, place, shadow.r_place[at[which]], column, value, with_write=False)
+
+  def _classify(self, shadow: Shadow, at: np.ndarray, now: _Actor, place: int, places: np.ndarray,
+                column: np.ndarray, value: np.ndarray, *, with_write: bool) -> None:
+    """One finding for each kind and earlier place."""
+    asynchronous = column >= self.threads
+    kinds = np.full(len(at), KINDS.index(RACE))
+    kinds[asynchronous] = KINDS.index(NOT_WAITED_FOR if with_write else OVERWRITTEN_WHILE_READ)
+    if now.agent is not None and with_write:
+      kinds[self._generic[column] & now.knows(column, value)] = KINDS.index(MISSING_PROXY_FENCE)
+    for key in np.unique(np.stack([kinds, places], 1), axis=0):
+      which = (kinds == key[0]) & (places == key[1])
+      threads = now.agent.threads if now.agent is not None else self._issuer[now.column[which]]
+      self._find(KINDS[key[0]], self.grid.places[place], self.grid.places[key[1]], threads, self._issuer[column[which]],
+                 shadow.address(at[which]), shadow.granule)
+
+  def _find(self, kind: str, where: Any, other: Any, threads: Any, others: Any, addresses: np.ndarray,
+            nbytes: int) -> None:
+    """Records it, unless the same two places had the same kind before."""
+    key = (kind, where, other)
+    if key not in self._seen:
+      self._seen.add(key)
+      threads, others = (tuple(int(t) for t in np.unique(np.asarray(x, int))) for x in (threads, others))
+      self.findings.append(Finding(kind, where, other, threads, others, tuple(np.unique(addresses).tolist()), nbytes))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Init:
+  """An mbarrier's initialisation, and whether it is visible to the asynchronous proxy."""
+  thread: int
+  value: int
+  fenced: bool
+  where: Any
+
+
+def _rows(threads: np.ndarray) -> Any:
+  """Threads as a slice where they are neighbours: numpy then makes no copy."""
+  first, n = int(threads[0]), len(threads)
+  return slice(first, first + n) if int(threads[-1]) - first == n - 1 and (np.diff(threads) == 1).all() else threads
+
+
+def _join(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
+  if a is None or b is None:
+    return b if a is None else a
+  if len(a) < len(b):
+    a, b = b, a
+  out = a.copy()
+  np.maximum(out[:len(b)], b, out=out[:len(b)])
+  return out

@@ -1,0 +1,136 @@
+"""What the race detector remembers of a memory: for every granule its last write and its reads since then.
+
+A granule is 16 bytes until an access starts or ends inside of one; then the memory's granules become as small as that
+access needs (8, 4, 2 or 1 bytes), so neighbours in one vector never look like one place.
+"""
+from __future__ import annotations
+
+import numpy as np
+
+GRANULE = 16                # bytes, of the widest access that one thread makes
+_MAX_READER_BYTES = 1 << 26
+_NOBODY = -1
+
+
+class Shadow:
+  """The state of `nbytes` of memory from address `base` on.
+
+  Attributes (one entry for each granule):
+    w_col, w_clk, w_place: the last write as an epoch (column of the clocks, value) and where it was; clk 0: never.
+    w_atomic: whether it was an atomic.
+    r_col, r_clk, r_place: the last read since then; clk 0: none.
+    r_row: the row of `Readers` with every read since then, where several are not ordered among each other; else -1.
+    w_cta, w_turn, r_cta, r_turn: in memory of the whole grid, who wrote and read last and in which of its CTA's turns
+      (races.Grid).
+    r_many: whether several CTAs have read since the last write.
+  """
+
+  def __init__(self, base: int, nbytes: int, *, grid_wide: bool = False, read_only: bool = False):
+    assert base % GRANULE == 0, f"memory at {base:#x} is not aligned to {GRANULE} bytes"
+    self.base, self.nbytes, self.granule = base, nbytes, GRANULE
+    self.grid_wide, self.read_only = grid_wide, read_only
+    n = 0 if read_only else -(-nbytes // GRANULE)
+    self.fields: dict[str, np.ndarray] = {
+        name: np.zeros(n, np.int32) for name in ("w_col", "w_clk", "w_place", "r_col", "r_clk", "r_place")}
+    self.fields["r_row"] = np.full(n, -1, np.int32)
+    self.fields["w_atomic"] = np.zeros(n, bool)
+    if grid_wide:
+      self.fields |= {"w_cta": np.full(n, _NOBODY, np.int32), "w_turn": np.zeros(n, np.int32),
+                      "r_cta": np.full(n, _NOBODY, np.int32), "r_turn": np.zeros(n, np.int32),
+                      "r_many": np.zeros(n, bool)}
+    self._publish()
+
+  def _publish(self) -> None:
+    f = self.fields
+    self.w_col, self.w_clk, self.w_place, self.w_atomic = f["w_col"], f["w_clk"], f["w_place"], f["w_atomic"]
+    self.r_col, self.r_clk, self.r_place, self.r_row = f["r_col"], f["r_clk"], f["r_place"], f["r_row"]
+    if self.grid_wide:
+      self.w_cta, self.w_turn = f["w_cta"], f["w_turn"]
+      self.r_cta, self.r_turn, self.r_many = f["r_cta"], f["r_turn"], f["r_many"]
+
+  def address(self, granules: np.ndarray) -> np.ndarray:
+    """The byte addresses at which granules start."""
+    return granules.astype(np.int64) * self.granule + self.base
+
+  def fit(self, bits: int, readers: Readers) -> None:
+    """Makes granules small enough for an access; `bits` is the union of its offsets and lengths."""
+    if bits & (self.granule - 1) == 0:
+      return
+    smaller = bits & -bits
+    for name, values in self.fields.items():
+      self.fields[name] = np.repeat(values, self.granule // smaller)
+    self.granule = smaller
+    self._publish()
+    split = np.flatnonzero(self.r_row >= 0)      # one granule's row of readers becomes a row for each part
+    if split.size:
+      shared = self.r_row[split]
+      self.r_row[split] = readers.copies(shared)
+      readers.free(shared)
+
+  def of_lanes(self, addresses: np.ndarray, nbytes: int, readers: Readers) -> tuple[np.ndarray, int]:
+    """(granules [lanes * per lane], granules per lane) of an access of `nbytes` for each address [lanes]."""
+    offsets = addresses - self.base
+    self.fit(int(np.bitwise_or.reduce(offsets)) | nbytes, readers)
+    first, each = offsets // self.granule, nbytes // self.granule
+    if each == 1:
+      return first, 1
+    return (first[:, None] + np.arange(each)).ravel(), each
+
+  def of_bytes(self, addresses: np.ndarray, nbytes: int, readers: Readers) -> np.ndarray:
+    """The granules of a set of elements in any order, each once; small where the set holds parts of granules."""
+    offsets = addresses - self.base
+    low, high = int(offsets.min()) // GRANULE * GRANULE, int(offsets.max()) + nbytes
+    if nbytes % GRANULE == 0 and int(np.bitwise_or.reduce(offsets)) % GRANULE == 0:
+      each = nbytes // self.granule
+      marks = np.zeros((high - low) // self.granule, bool)
+      marks[((offsets - low) // self.granule)[:, None] + np.arange(each)] = True
+      return np.flatnonzero(marks) + low // self.granule
+    marks = np.zeros(-(-(high - low) // GRANULE) * GRANULE, bool)
+    for byte in range(nbytes):
+      marks[offsets - low + byte] = True
+    size = self.granule
+    while True:
+      parts = marks.reshape(-1, size)
+      hit = parts.any(1)
+      if parts[hit].all():
+        break
+      size //= 2
+    self.fit(size, readers)
+    return np.flatnonzero(marks.reshape(-1, self.granule).any(1)) + low // self.granule
+
+
+class Readers:
+  """Rows of clocks [columns]: who read a granule, where one epoch cannot say it."""
+
+  def __init__(self, columns: int):
+    self.rows = np.zeros((0, columns), np.int32)
+    self._free: list[int] = []
+
+  def widen(self, columns: int) -> None:
+    self.rows = np.pad(self.rows, ((0, 0), (0, columns - self.rows.shape[1])))
+
+  def take(self, n: int) -> np.ndarray:
+    """Up to `n` rows of zeros; fewer where that would take more memory than is meant for them."""
+    have = len(self.rows)
+    if len(self._free) < n:
+      most = _MAX_READER_BYTES // (4 * self.rows.shape[1])
+      grown = min(max(have + n - len(self._free), 2 * have, 64), most)
+      if grown > have:
+        self.rows = np.pad(self.rows, ((0, grown - have), (0, 0)))
+        self._free.extend(range(have, grown))
+    n = min(n, len(self._free))
+    got = np.asarray(self._free[len(self._free) - n:], np.int32)
+    del self._free[len(self._free) - n:]
+    self.rows[got] = 0
+    return got
+
+  def copies(self, rows: np.ndarray) -> np.ndarray:
+    """A new row for each of `rows`; -1 where there is no memory for it."""
+    out = np.full(len(rows), -1, np.int32)
+    got = self.take(len(rows))
+    out[:len(got)] = got
+    self.rows[got] = self.rows[rows[:len(got)]]
+    return out
+
+  def free(self, rows: np.ndarray) -> None:
+    self._free.extend(np.unique(rows).tolist())
