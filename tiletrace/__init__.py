@@ -20,6 +20,7 @@ from tiletrace.core.errors import (
 from tiletrace.core.ops import control as _control, elementwise as _elementwise, reduce as _reduce
 from tiletrace.core.ops.barrier import alloc_barrier, fence, sync
 from tiletrace.core.ops.control import cond, fori_loop, parallel, pipelined, switch, when, while_loop
+from tiletrace.core.ops.cumsum import cumsum
 from tiletrace.core.ops.elementwise import (
   add,
   align_to,
@@ -112,12 +113,12 @@ __all__ = [
   "ScopeError", "Tile", "TileAttributeError", "TileCall", "TileIndexError", "TileTraceError", "TileTypeError", "add",
   "align_to", "alloc_barrier", "alloc_fragment", "alloc_shared", "arange", "argmax", "argmin", "bitwise_and",
   "bitwise_or", "bitwise_xor", "block", "broadcast_to", "call_jax", "cdiv", "ceil", "clip", "commit_group",
-  "concatenate", "cond", "copy", "copy_async", "cos", "cta_id", "divide", "ds", "elect", "equal", "erf", "exp",
-  "exp2", "expand_dims", "fence", "floor", "floor_divide", "fori_loop", "full", "gemm", "gemm_async", "greater",
+  "concatenate", "cond", "copy", "copy_async", "cos", "cta_id", "cumsum", "divide", "ds", "elect", "equal", "erf",
+  "exp", "exp2", "expand_dims", "fence", "floor", "floor_divide", "fori_loop", "full", "gemm", "gemm_async", "greater",
   "greater_equal", "invert", "isnan", "left_shift", "less", "less_equal", "load", "log", "log2", "logical_and",
   "logical_not", "logical_or", "logistic", "maximum", "mean", "minimum", "mod", "multiply", "negative", "not_equal",
   "num_ctas", "num_programs", "ones", "parallel", "pipelined", "power", "prod", "program_id", "raster", "reshape",
-  "right_shift", "rsqrt", "sigmoid", "sign", "silu", "sin", "sqrt", "square", "store", "subtract", "switch",
-  "swizzle", "sync", "tanh", "tile_call", "transpose", "wait_group", "warpgroup", "warpgroup_id", "wgmma_wait",
-  "when", "where", "while_loop", "zeros",
+  "right_shift", "rsqrt", "sigmoid", "sign", "silu", "sin", "sqrt", "square", "store", "subtract", "switch", "swizzle",
+  "sync", "tanh", "tile_call", "transpose", "wait_group", "warpgroup", "warpgroup_id", "wgmma_wait", "when", "where",
+  "while_loop", "zeros",
 ]

@@ -20,6 +20,7 @@ from tiletrace.core.errors import TileTypeError
 from tiletrace.core.foreign import is_jax, refuse_foreign
 from tiletrace.core.graph import Literal, Primitive
 from tiletrace.core.ops import elementwise as ops, reduce as reductions, shape as shapes
+from tiletrace.core.ops.cumsum import cumsum
 from tiletrace.core.ref import Ref, plain_name
 from tiletrace.core.source import user_loc
 from tiletrace.core.tile import Tile, bind_tile
@@ -373,3 +374,8 @@ for _name, _primitive in {
     "reduce_max": reductions.reduce_max_p, "reduce_min": reductions.reduce_min_p,
     "reduce_or": reductions.reduce_max_p, "reduce_and": reductions.reduce_min_p}.items():
   _reduction(_name, _primitive)
+
+
+@_rule("cumsum")
+def _cumsum(x: Operand, *, axis: int, reverse: bool) -> Operand:
+  return cumsum(x, axis, reverse=reverse)

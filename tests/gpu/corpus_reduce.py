@@ -226,6 +226,75 @@ def reductions_of_transposes(rng):
   return Case(call, (x,), (x.sum(1).astype(np.int32), x.max(0)), "exact")
 
 
+# ---- every reduction of every dtype over every awkward extent, and cumulative sums
+
+AWKWARD = (7, 33, 96, 100, 229, 1000, 2880)
+ALL_DTYPES = ("f32", "bf16", "f16", "i32", "u32", "bool")
+FLOAT_OPS = {"sum": (np.sum, "reduce"), "mean": (np.mean, "reduce"), "prod": (np.prod, "reduce"),
+             "max": (np.max, "exact"), "min": (np.min, "exact"), "any": (np.any, "exact"), "all": (np.all, "exact"),
+             "argmax": (np.argmax, "exact"), "argmin": (np.argmin, "exact")}
+
+
+def every_kernel(x, sums, *ys, names):
+  r = tt.block(tt.program_id(0), 2)
+  v = x[r, :]
+  for y, name in zip(ys, names, strict=True):
+    y[r] = getattr(tt, name)(v, axis=1)
+  sums[r, :] = tt.cumsum(v, axis=1)
+
+
+@case(what=tuple(itertools.product(ALL_DTYPES, AWKWARD)))
+def every_reduction(rng, what):
+  """Two rows of three to a program; a zero in the second, ties in the third."""
+  name, n = what
+  dtype = np.dtype({**DTYPES, "u32": np.uint32}[name])
+  exact, wide = dtype.kind in "biu", np.dtype(np.int32) if name == "bool" else dtype
+  x = np.abs(1 + normal(rng, 3, n) / n ** 0.5) if not exact else rng.integers(0, 2**31, (3, n))
+  x = x > 2**29 if name == "bool" else x.astype(dtype)
+  x[1, n // 2], x[2, n // 3:] = 0, 1
+  names = [k for k in FLOAT_OPS if not exact or k != "mean"]
+  want, kinds, types = [], [], []
+  for k in names:
+    f, kind = FLOAT_OPS[k]
+    to = bool if k in ("any", "all") else np.int32 if k.startswith("arg") else wide if kind == "reduce" else dtype
+    value = f(x if exact or kind == "exact" else f64(x), 1)
+    want.append(value if kind == "reduce" and not exact else value.astype(to))
+    kinds.append("exact" if exact else kind)
+    types.append(to)
+  sums = x.cumsum(1).astype(wide) if exact else f64(x).cumsum(1)
+  call = tt.tile_call(functools.partial(every_kernel, names=tuple(names)),
+                      out((x.shape, wide), *(((3,), t) for t in types)), grid=2)
+  return Case(call, (x,), (sums, *want), ("exact" if exact else "reduce", *kinds))
+
+
+def cumsums_kernel(x, *ys, axes):
+  i = tt.program_id(0)
+  v = x[i]
+  for k, axis in enumerate(axes):
+    ys[2 * k][i], ys[2 * k + 1][i] = tt.cumsum(v, axis), tt.cumsum(v, axis, reverse=True)
+
+
+@case(shape=((7,), (1, 2880), (33, 40), (229, 3), (100, 96), (4, 1000), (3, 7, 33), (2, 100, 5)))
+def cumulative_sums(rng, shape):
+  """Along every axis, from both ends, by twelve warps."""
+  x = rng.integers(-999, 999, (2, *shape), dtype=np.int32)
+  axes = tuple(range(len(shape)))
+  want = [w.astype(np.int32) for a in axes for w in (x.cumsum(a + 1), np.flip(np.flip(x, a + 1).cumsum(a + 1), a + 1))]
+  call = tt.tile_call(functools.partial(cumsums_kernel, axes=axes), out(*[(x.shape, np.int32)] * len(want)), grid=2,
+                      warpgroups=3)
+  return Case(call, (x,), tuple(want), "exact")
+
+
+@case(n=(33, 2000))
+def cumulative_sums_of_nan_and_infinity(rng, n):
+  """What stands before an element stays finite."""
+  x = normal(rng, 2, n)
+  x[0, n // 2], x[0, n - 3], x[1, n // 3] = np.inf, -np.inf, np.nan
+  call = tt.tile_call(functools.partial(cumsums_kernel, axes=(0,)), out(*[(x.shape, np.float32)] * 2), grid=2)
+  with np.errstate(invalid="ignore"):
+    return Case(call, (x,), (f64(x).cumsum(1), np.flip(np.flip(f64(x), 1).cumsum(1), 1)), "reduce")
+
+
 # ---- the programs of the language page
 
 

@@ -76,6 +76,9 @@ class Tile(Value):
   def all(self, axis: Any = None, *, keepdims: bool = False) -> Tile:
     return METHODS["all"](self, axis, keepdims=keepdims)
 
+  def cumsum(self, axis: int | None = None, *, reverse: bool = False, dtype: Any = None) -> Tile:
+    return METHODS["cumsum"](self, axis, reverse=reverse, dtype=dtype)
+
   def __getitem__(self, index: Any) -> Tile:
     return METHODS["getitem"](self, index)
 

@@ -6,6 +6,7 @@ import dataclasses
 # The rules register themselves; this list of imports is the list of what can be emitted.
 import tiletrace.lowering.emit.barrier
 import tiletrace.lowering.emit.control
+import tiletrace.lowering.emit.cumsum
 import tiletrace.lowering.emit.elementwise
 import tiletrace.lowering.emit.grid
 import tiletrace.lowering.emit.memory

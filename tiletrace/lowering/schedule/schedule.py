@@ -23,6 +23,7 @@ from tiletrace.lowering.schedule.asynchrony import elide_zero_stores
 from tiletrace.lowering.schedule.builder import Builder, RingState
 from tiletrace.lowering.schedule.checker import check_program
 from tiletrace.lowering.schedule.consumer import Consumer, RingResources
+from tiletrace.lowering.schedule.cumsums import CumsumLowering
 from tiletrace.lowering.schedule.deferral import Deferred, defer_epilogue
 from tiletrace.lowering.schedule.epilogue import Staging, drain_stores, expand_store, make_staging, staged_stores
 from tiletrace.lowering.schedule.grid import lower_ids, place_on_grid
@@ -62,11 +63,7 @@ def schedule(selected: Selected, target: Target, options: CompileOptions) -> Pro
   if is_explicit(graph):
     threads = WARPGROUP * max(e.params["first"] + e.params["count"] for e in walk(graph.body)
                               if e.primitive.name == "warpgroup")
-    relayouts, reductions = RelayoutLowering(layouts, syncs=True), ReductionLowering(layouts, syncs=True)
-    body = reductions.block(relayouts.block(graph.body))
-    scratch = (*relayouts.scratch, *reductions.scratch)
-    graph = lower_ids(graph.replace(body=dataclasses.replace(body, eqns=(*scratch, *body.eqns))))
-    notes += relayouts.notes + reductions.notes
+    graph = lower_ids(graph.replace(body=_exchanges(graph.body, layouts, notes, syncs=True)))
   else:
     graph, threads = _Scheduler(graph, layouts, target, options, notes).run()
   graph = simplify(graph.replace(body=_map(graph.body, _plain_loop)))
@@ -81,6 +78,16 @@ def schedule(selected: Selected, target: Target, options: CompileOptions) -> Pro
   return Program(graph, layouts, offsets, target, threads, smem, tuple(notes))
 
 
+def _exchanges(body: Block, layouts: dict[Var, Layout], notes: list[str], *, syncs: bool = False) -> Block:
+  """What crosses threads, or warps in reductions and cumulative sums, goes through shared memory."""
+  for kind in (RelayoutLowering, ReductionLowering, CumsumLowering):
+    lowering = kind(layouts, syncs=syncs)
+    body = lowering.block(body)
+    body = dataclasses.replace(body, eqns=(*lowering.scratch, *body.eqns))
+    notes += lowering.notes
+  return body
+
+
 class _Scheduler:
   """One kernel without roles of its own."""
 
@@ -93,10 +100,7 @@ class _Scheduler:
 
   def run(self) -> tuple[TileGraph, int]:
     """(the level-0 graph, threads of a CTA)."""
-    relayouts, reductions = RelayoutLowering(self.layouts), ReductionLowering(self.layouts)
-    body = reductions.block(relayouts.block(self.graph.body))
-    self.notes += relayouts.notes + reductions.notes
-    body = dataclasses.replace(body, eqns=(*relayouts.scratch, *reductions.scratch, *body.eqns))
+    body = _exchanges(self.graph.body, self.layouts, self.notes)
     # Rings are found last: they name equations, and rewriting a block would make others of them.
     body, self.allocs = _split_allocs(elide_zero_stores(body, self._runs))
     graph = self.graph.replace(body=body)
