@@ -126,6 +126,26 @@ def test_two_lanes_of_one_store_on_one_place_race(det):
   assert (found.kind, found.where, found.other) == (races.RACE, "store", "store")
 
 
+def test_equal_values_may_be_written_to_one_place_unordered(det):
+  """Copies of a replicated tile: the second half of the threads stores what the first half has stored."""
+  half, same = T[:64], np.zeros(64, bool)
+  det.write(half, half // 2 * 16, 16, "store", changed=~same, lost=same)
+  det.write(T[64:], half // 2 * 16, 16, "same store", changed=same, lost=same)
+  assert not det.findings
+
+  det.write(half, half // 2 * 16 + 8192, 16, "two values", changed=~same, lost=half % 2 == 0)
+  assert [f.where for f in det.findings] == ["two values"]
+  det.write(T[64:], half // 2 * 16, 16, "other store", changed=half < 3, lost=same)
+  assert [(f.where, f.addresses) for f in det.findings[1:]] == [("other store", (0, 16))]
+
+
+def test_a_store_of_what_is_there_still_races_with_loads(det):
+  det.write(ONE, ONE, 16, "store", changed=np.asarray([False]))
+  det.read(TWO, ONE, 16, "load")
+
+  assert kinds(det) == [races.RACE]
+
+
 @pytest.mark.parametrize("nbytes", [1, 2, 4, 8])
 def test_neighbours_within_16_bytes_are_different_places(det, nbytes):
   det.write(T, T * 16, 16, "wide")

@@ -260,13 +260,21 @@ class RaceDetector:
         at, actor = self._lanes(shadow, threads[which], addresses[which], nbytes)
         self._load(shadow, at, actor, self.grid.place(where))
 
-  def write(self, threads: np.ndarray, addresses: np.ndarray, nbytes: int, where: Hashable) -> None:
-    """Thread threads[i] writes `nbytes` at addresses[i]."""
-    self._write(threads, addresses, nbytes, where, atomic=False)
+  def write(self, threads: np.ndarray, addresses: np.ndarray, nbytes: int, where: Hashable, *,
+            changed: np.ndarray | None = None, lost: np.ndarray | None = None) -> None:
+    """Thread threads[i] writes `nbytes` at addresses[i].
+
+    Threads that hold the same value may write it to one place unordered: nobody can tell who was last.
+
+    Args:
+      changed: bool [threads]: whether other bytes were there before; default all.
+      lost: bool [threads]: whether other bytes are there afterwards, by another of the threads; default all.
+    """
+    self._write(threads, addresses, nbytes, where, False, changed, lost)
 
   def atomic(self, threads: np.ndarray, addresses: np.ndarray, nbytes: int, where: Hashable) -> None:
     """An atomic or other strong write: these don't race among themselves, but do with plain accesses."""
-    self._write(threads, addresses, nbytes, where, atomic=True)
+    self._write(threads, addresses, nbytes, where, True)
 
   def strong_read(self, threads: np.ndarray, addresses: np.ndarray, nbytes: int, where: Hashable) -> None:
     """ld.relaxed, ld.acquire: they race with plain writes only. A later plain write isn't compared with them."""
@@ -275,13 +283,16 @@ class RaceDetector:
         at, actor = self._lanes(shadow, threads[which], addresses[which], nbytes)
         self._load(shadow, at, actor, self.grid.place(where), strong=True)
 
-  def _write(self, threads: np.ndarray, addresses: np.ndarray, nbytes: int, where: Hashable, atomic: bool) -> None:
+  def _write(self, threads: np.ndarray, addresses: np.ndarray, nbytes: int, where: Hashable, atomic: bool,
+             *differs: np.ndarray | None) -> None:
     for shadow, which in self._split(addresses):
       if shadow.read_only:
         self._find(WRITE_TO_INPUT, where, None, threads[which], (), addresses[which], nbytes)
         continue
       at, actor = self._lanes(shadow, threads[which], addresses[which], nbytes)
-      self._store(shadow, at, actor, self.grid.place(where), atomic)
+      each = len(at) // len(threads[which])
+      parts = [d if d is None else np.repeat(d[which], each) for d in differs]
+      self._store(shadow, at, actor, self.grid.place(where), atomic, *parts)
 
   def _lanes(self, shadow: Shadow, threads: np.ndarray, addresses: np.ndarray, nbytes: int,
              ) -> tuple[np.ndarray, _Actor]:
@@ -443,12 +454,15 @@ class RaceDetector:
     self._readers.rows[row[row >= 0], actor.column[row >= 0]] = actor.value[row >= 0]
     shadow.r_col[at], shadow.r_clk[at], shadow.r_place[at] = actor.column, actor.value, place
 
-  def _store(self, shadow: Shadow, at: np.ndarray, actor: _Actor, place: int, atomic: bool) -> None:
+  def _store(self, shadow: Shadow, at: np.ndarray, actor: _Actor, place: int, atomic: bool,
+             changed: np.ndarray | None = None, lost: np.ndarray | None = None) -> None:
     if shadow.grid_wide:
       self._foreign_store(shadow, at, actor, place, atomic)
     seen = self._sees(shadow, at, actor)
     if atomic:
       seen |= shadow.w_atomic[at]
+    if changed is not None:
+      seen |= ~changed
     if not seen.all():
       self._conflicts(shadow, at, actor, place, ~seen, with_write=True)
     read = ~actor.knows(shadow.r_col[at], shadow.r_clk[at])
@@ -465,7 +479,10 @@ class RaceDetector:
     shadow.w_col[at], shadow.w_clk[at], shadow.w_place[at] = actor.column, actor.value, place
     shadow.w_atomic[at] = atomic
     shadow.r_clk[at] = 0
-    if not atomic and (twice := shadow.w_col[at] != actor.column).any():      # lanes that write one place together
+    twice = shadow.w_col[at] != actor.column                  # lanes that write one place together
+    if lost is not None:
+      twice &= lost
+    if not atomic and twice.any():
       self._conflicts(shadow, at, actor, place, twice, with_write=True)
 
   # ---- the grid
