@@ -177,7 +177,7 @@ def _f8_table(type_: str) -> np.ndarray:
   """The 256 numbers of an 8-bit type, in f32. Only e5m2 has infinities."""
   code = np.arange(256, dtype=np.uint16)
   if type_ == "e5m2":
-    return (code << np.uint16(8)).view(np.float16).astype(np.float32)
+    return np.where(code & 0x7F > 0x7C, NAN32, (code << np.uint16(8)).view(np.float16).astype(np.float32))
   half = (code & np.uint16(0x80)) << np.uint16(8) | (code & np.uint16(0x7F)) << np.uint16(7)
   numbers = half.view(np.float16).astype(np.float32) * np.float32(2.0**8)
   return np.where(code & 0x7F == 0x7F, NAN32, numbers)
