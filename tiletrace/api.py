@@ -16,7 +16,8 @@ import numpy as np
 from tiletrace.core.dtypes import canonical
 from tiletrace.core.effects import Access, RefEffect
 from tiletrace.core.errors import ResourceError, TileTypeError
-from tiletrace.core.graph import CallOptions, TileGraph, Var, walk
+from tiletrace.core.graph import CallOptions, Eqn, Literal, RefOperand, TileGraph, Var, walk
+from tiletrace.core.ops.memory import store_p
 from tiletrace.core.rules import effects
 from tiletrace.core.source import function_loc, user_loc
 from tiletrace.core.trace import Trace, trace_kernel
@@ -34,7 +35,7 @@ _TRANSLATIONS = {
     "num_threads": "warpgroups=, of 128 threads each", "threads": "warpgroups=, of 128 threads each",
     "num_warps": "warpgroups=, of 4 warps each", "num_stages": "num_stages of tt.pipelined in the kernel",
     "compiler_params": "options=", "interpret": 'backend="xla"', "debug": "TT_DUMP=all",
-    "aliases": "input_output_aliases=", "use_swizzle": "raster=",
+    "aliases": "input_output_aliases=", "use_swizzle": "raster=", "zeroed_outputs": "ref[...] = 0 in the kernel",
 }
 
 
@@ -152,6 +153,7 @@ class TileCall:
       raise TileTypeError(f"the kernel {self.__name__} returned {type(returned).__name__}", loc=loc,
                           hint="a kernel stores into its output references and returns None")
     _check_written(graph)
+    _check_not_zeroed(graph)
     _check_shared(graph)
     return graph
 
@@ -195,6 +197,43 @@ def _check_written(graph: TileGraph) -> None:
     if var not in written:
       raise TileTypeError(f"{graph.name}: output '{name}' is never written", loc=graph.loc,
                           hint=f"store into it: {name}[...] = value")
+
+
+def _check_not_zeroed(graph: TileGraph) -> None:
+  """What is aliased is worth reading: zeroing all of it first, or just what is read next, loses the input."""
+  names = {graph.outputs[o]: (graph.arg_names[i], graph.arg_names[graph.num_inputs + o]) for i, o in graph.aliases}
+  made = {v: e for e in walk(graph.body) for v in e.outvars}
+  read: set[Var] = set()
+  zeroed: dict[RefOperand, Eqn] = {}
+  for eqn in walk(graph.body) if names else ():
+    for effect in effects(eqn) if not eqn.blocks else ():
+      ref = eqn.refs[effect.operand] if isinstance(effect, RefEffect) else None
+      if ref is None or ref.root not in names:
+        continue
+      lost = None
+      if isinstance(effect, RefEffect) and effect.access is Access.READ:
+        lost = zeroed.get(ref)
+        read.add(ref.root)
+      elif eqn.primitive is store_p and ref.root not in read and _is_zero(eqn, made):
+        zeroed[ref] = eqn
+        lost = eqn if ref.view.is_whole else None
+      else:
+        zeroed.pop(ref, None)
+      if lost is not None:
+        given, out = names[ref.root]
+        raise TileTypeError(f"{graph.name}: '{out}' is the memory of the input '{given}', and is zeroed before that is "
+                            "read", loc=lost.loc, hint="drop the pair from input_output_aliases: XLA reuses the memory "
+                                                       "of a donated input anyway")
+
+
+def _is_zero(store: Eqn, made: dict[Var, Eqn]) -> bool:
+  """Whether a store, without a mask, is of the number 0, as it is or as a tile."""
+  value, *mask = store.values
+  if mask:
+    return False
+  while isinstance(value, Var) and value in made and made[value].primitive.name in ("broadcast_in_dim", "cast"):
+    value = made[value].values[0]
+  return isinstance(value, Literal) and value.value == 0
 
 
 def _check_shared(graph: TileGraph) -> None:

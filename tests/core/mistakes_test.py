@@ -217,6 +217,28 @@ def shapes_that_do_not_broadcast(x, y):
   y[...] = x[...] + x[0:32, :]  #!
 
 
+@mistake(tt.TileTypeError, "sum over no axis of f32[64,64]", "tt.sum(x[...], axis=())", "axis=None reduces all")
+def reduction_over_no_axis(x, y):
+  y[...] = tt.sum(x[...], axis=())  #!
+
+
+@mistake(tt.TileIndexError, "max: axis 2 of f32[64,64]", "tt.max(x[...], axis=2)")
+def reduction_over_an_axis_that_is_not_there(x, y):
+  y[...] = tt.max(x[...], axis=2)  #!
+
+
+@mistake(tt.TileTypeError, "max of f32[64,0]: there is none of no elements", "tt.max(x[...][:, 8:8], axis=1)",
+         "give the reduced axes an extent of at least one")
+def maximum_of_no_elements(x, y):
+  y[:, 0] = tt.max(x[...][:, 8:8], axis=1)  #!
+
+
+@mistake(tt.TileTypeError, "argmin of f32[64,0]: there is none of no elements", "tt.argmin(x[...][:, 8:8], axis=1)",
+         "give the reduced axes an extent of at least one")
+def index_of_the_minimum_of_no_elements(x, y):
+  y[:, 0] = tt.argmin(x[...][:, 8:8], axis=1)  #!
+
+
 @mistake(tt.TileTypeError, "the truth value of a traced bool[] is not known while tracing", "tt.program_id(0) == 0",
          "with tt.when(p):")
 def if_on_a_scalar(x, y):

@@ -131,13 +131,47 @@ def test_an_input_that_is_not_donated_keeps_its_value(f):
   np.testing.assert_array_equal(new, X + (X + 1))
 
 
-def test_a_kernel_that_zeroes_its_aliased_output_reads_zeros_afterwards():
-  def kernel(h, y, h_out):
-    h_out[...] = 0.0
-    h_out[...] = h[...] + y[...]
+def zero_all(h, y, h_out):
+  h_out[...] = 0.0
+  h_out[...] = h[...] + y[...]
 
-  call = tt.tile_call(kernel, like(X), grid=(1,), input_output_aliases={0: 0})
-  np.testing.assert_array_equal(jax.jit(call, donate_argnums=0)(jnp.asarray(X), X + 1), X + 1)
+
+def zero_a_block(h, y, h_out):
+  r = tt.block(tt.program_id(0), 2)
+  h_out[r] = tt.zeros((2, 5))
+  h_out[r] += y[r]
+
+
+@pytest.mark.parametrize(("kernel", "zeroed"), [(zero_all, "h_out[...]"), (zero_a_block, "h_out[r]")])
+def test_a_kernel_that_zeroes_what_is_aliased_before_it_reads_it_is_refused_at_the_store(kernel, zeroed):
+  call = tt.tile_call(kernel, like(X), grid=3, input_output_aliases={0: 0})
+  message = f"{kernel.__name__}: 'h_out' is the memory of the input 'h', and is zeroed before that is read"
+  with pytest.raises(TileTypeError, match=message) as e:
+    call(X, X)
+  assert e.value.hint is not None and e.value.hint.startswith("drop the pair from input_output_aliases")
+  assert f"{zeroed} = " in str(e.value) and "^" * len(zeroed) in str(e.value)
+
+
+def test_zeroing_a_part_in_place_or_after_reading_is_no_mistake():
+  def evict(cache, at, out, total):
+    total[...] = tt.sum(cache[...])
+    out[at[0]] = 0.0
+
+  def clear(cache, at, out):
+    out[at[0]] = 0.0
+
+  at, want = np.asarray([4], np.int32), X.copy()
+  want[4] = 0
+  outs = like(X), jax.ShapeDtypeStruct((), np.float32)
+  got, total = tt.tile_call(evict, outs, grid=1, input_output_aliases={0: 0})(X, at)
+  np.testing.assert_allclose(total, X.sum(), rtol=1e-5)
+  np.testing.assert_array_equal(got, want)
+  np.testing.assert_array_equal(tt.tile_call(clear, like(X), grid=1, input_output_aliases={0: 0})(X, at), want)
+
+
+def test_zeroed_outputs_are_no_keyword_and_the_error_says_what_to_write():
+  with pytest.raises(TypeError, match=r"no keyword 'zeroed_outputs'; use ref\[\.\.\.\] = 0 in the kernel"):
+    tt.tile_call(zero_all, like(X), grid=1, zeroed_outputs=(0,))
 
 
 def test_elements_that_nobody_writes_keep_the_aliased_input_s_value():
@@ -164,8 +198,11 @@ def test_an_alias_of_another_shape_is_refused_with_both():
     out[...] = h[0]
 
   call = tt.tile_call(kernel, jax.ShapeDtypeStruct((5,), np.float32), grid=(1,), input_output_aliases={0: 0})
-  with pytest.raises(TileTypeError, match=r"\{0: 0\}: input 0 is Ref<global>\{f32\[6,5\]\}, output 0 is Ref<.*\[5\]"):
+  with pytest.raises(TileTypeError, match=r"\{0: 0\}: input 0 is Ref<global>\{f32\[6,5\]\}, output 0 is Ref<.*\[5\]"
+                     ) as refused:
     call(X)
+  assert refused.value.hint == "an aliased output is the input's memory: give it the same shape and dtype"
+  assert "call(X)" in str(refused.value) and "^^^^^^^" in str(refused.value)
 
 
 # --- several devices
@@ -214,6 +251,7 @@ def test_operands_on_explicit_mesh_axes_are_refused_with_advice():
     with pytest.raises(TileTypeError, match=expected) as refused:
       jax.jit(functools.partial(scale_rows, vjp=None))(x, S)
   assert refused.value.hint == "a kernel sees one device's memory: wrap the call in jax.shard_map"
+  assert "return tt.tile_call(" in str(refused.value) and "^" in str(refused.value)
 
 
 @pytest.mark.parametrize("platform", ["tpu", "rocm"])

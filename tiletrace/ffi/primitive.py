@@ -19,6 +19,7 @@ from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
 from tiletrace.core.errors import TileTypeError
+from tiletrace.core.source import user_loc
 from tiletrace.ffi import library
 from tiletrace.ffi.image import KernelImage
 
@@ -136,7 +137,7 @@ def _abstract_eval(*avals: Any, program: Program) -> list[Any]:
   if any(axes is not None for aval in avals for axes in aval.sharding.spec):
     raise TileTypeError(
         f"{program.name} ({program.source}): operands lie on explicit mesh axes: {', '.join(map(str, avals))}",
-        hint="a kernel sees one device's memory: wrap the call in jax.shard_map")
+        loc=user_loc(), hint="a kernel sees one device's memory: wrap the call in jax.shard_map")
   given = tuple((aval.shape, np.dtype(aval.dtype)) for aval in avals)
   assert given == tuple((tuple(s), np.dtype(d)) for s, d in program.in_avals), (program, given)
   if not avals:

@@ -58,7 +58,7 @@ def _reduce(primitive: Primitive, what: str, x: Any, axis: Any, keepdims: bool) 
     out = full(tuple(n for a, n in enumerate(value.shape) if a not in axes), _of_nothing(primitive, what, value),
                value.dtype)
   else:
-    out = bind_tile(primitive, [value], axes=axes) if axes else value
+    out = bind_tile(primitive, [value], axes=axes) if axes else value    # a scalar's own
   if not keepdims:
     return out
   return reshape(out, tuple(1 if a in axes else n for a, n in enumerate(value.shape)))
@@ -77,6 +77,9 @@ def _of_nothing(primitive: Primitive, what: str, x: Tile) -> bool | int:
 def _axes(what: str, x: Tile, axis: Any) -> tuple[int, ...]:
   if axis is None:
     return tuple(range(x.ndim))
+  if axis == ():
+    raise TileTypeError(f"{what} over no axis of {x.type}", loc=user_loc(),
+                        hint="axis=None reduces all dimensions, axis=k one; over none a tile is its own result")
   axes = axis if isinstance(axis, tuple) else (axis,)
   if not all(isinstance(a, int | np.integer) for a in axes):
     raise TileTypeError(f"{what}: axis {axis!r}", loc=user_loc(), hint="an int, a tuple of ints, or None for all")
@@ -155,7 +158,7 @@ def _index(primitive: Primitive, what: str, x: Any, axis: int | None, keepdims: 
   if value.dtype == dtypes.bool_:
     value = value.astype(dtypes.i32)
   axes = _axes(what, value, axis)
-  hit = equal(value, _reduce(primitive, what.removeprefix("arg"), value, axis, True))
+  hit = equal(value, _reduce(primitive, what, value, axis, True))
   if dtypes.is_float(value.dtype):
     hit = logical_or(hit, isnan(value))
   index, size = full(value.shape, 0, dtypes.i32), 1
