@@ -10,7 +10,7 @@ from tests.sim.arrays import registers
 from tiletrace.lowering.layouts.catalog import wgmma_a_fragment, wgmma_accumulator
 from tiletrace.lowering.layouts.descriptor import wgmma_descriptor
 from tiletrace.lowering.layouts.shared import SWIZZLES
-from tiletrace.sim import wgmma
+from tiletrace.sim import fragments, wgmma
 
 DTYPES = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "tf32": np.float32, "e4m3": ml_dtypes.float8_e4m3fn,
           "e5m2": ml_dtypes.float8_e5m2, "s8": np.int8, "u8": np.uint8}
@@ -18,7 +18,7 @@ N = (8, 24, 64, 96, 176, 256)
 
 
 def bits_of(type_: str) -> int:
-  return 8 * wgmma.ITEMSIZE[type_]
+  return 8 * fragments.ITEMSIZE[type_]
 
 
 def cases():
@@ -95,15 +95,15 @@ def test_operands_are_read_from_memory(type_, swizzle):
 
 @pytest.mark.parametrize("n", N)
 def test_accumulators_lie_as_the_catalog_says(n):
-  rows, columns = wgmma.accumulator_positions(n)
+  rows, columns = fragments.accumulator_positions(n)
   layout = wgmma_accumulator(64, n, 1, "m")
   coordinates = [layout.coordinates(axis, (rows, columns)) for axis in ("reg", "lane", "warp")]
   r, t = np.broadcast_arrays(*np.ogrid[:n // 2, :128])
   assert [np.array_equal(x, want) for x, want in zip(coordinates, (r, t % 32, t // 32))] == [True] * 3
 
   matrix = np.random.default_rng(n).standard_normal((64, n))
-  assert np.array_equal(wgmma.scatter_accumulator(matrix), matrix[rows, columns])
-  assert np.array_equal(wgmma.gather_accumulator(matrix[rows, columns]), matrix)
+  assert np.array_equal(fragments.scatter_accumulator(matrix), matrix[rows, columns])
+  assert np.array_equal(fragments.gather_accumulator(matrix[rows, columns]), matrix)
 
 
 @pytest.mark.parametrize("type_", ["f32", "f16", "s32"])
@@ -111,27 +111,27 @@ def test_accumulators_are_read_and_written_back(type_):
   n = 40
   shape = (n // 4 if type_ == "f16" else n // 2, 128)
   matrix = np.random.default_rng(3).integers(-2000, 2000, (64, n)).astype(np.float64)
-  held = wgmma.write_accumulator(matrix, type_)
+  held = fragments.write_accumulator(matrix, type_)
   assert held.shape == shape and held.dtype == (np.float32 if type_ == "f32" else np.uint32)
-  assert np.array_equal(wgmma.read_accumulator(held, type_), matrix)
+  assert np.array_equal(fragments.read_accumulator(held, type_), matrix)
 
 
 def test_a_pair_of_f16_accumulators_has_the_lower_column_low():
-  rows, columns = wgmma.accumulator_positions(16)
+  rows, columns = fragments.accumulator_positions(16)
   matrix = (rows * 0 + columns).astype(np.float64)
-  held = wgmma.write_accumulator(wgmma.gather_accumulator(matrix), "f16").view(np.float16).reshape(4, 128, 2)
+  held = fragments.write_accumulator(fragments.gather_accumulator(matrix), "f16").view(np.float16).reshape(4, 128, 2)
   assert np.array_equal(held[..., 0], columns[0::2]) and np.array_equal(held[..., 1], columns[1::2])
 
 
 @pytest.mark.parametrize("type_", DTYPES)
 def test_a_fragments_lie_as_the_catalog_says(type_):
-  size = wgmma.ITEMSIZE[type_]
+  size = fragments.ITEMSIZE[type_]
   k, e = 32 // size, 4 // size
-  rows, columns = wgmma.a_positions(size)
+  rows, columns = fragments.a_positions(size)
   values = np.random.default_rng(1).integers(0, 8, (64, k)).astype(DTYPES[type_])
   held = np.ascontiguousarray(values[rows, columns].transpose(0, 2, 1)).view(np.uint32)[..., 0]
   assert held.shape == (4, 128)
-  assert np.array_equal(wgmma.gather_a(held, type_), values.astype(np.float64))
+  assert np.array_equal(fragments.gather_a(held, type_), values.astype(np.float64))
 
   layout = wgmma_a_fragment(64, k, 8 * size)
   register = layout.coordinates("reg", (rows, columns))
@@ -146,8 +146,8 @@ def test_a_product_of_integers_is_exact_and_wraps():
   a, b = rng.integers(-128, 128, (64, 32)), rng.integers(-128, 128, (24, 32))
   acc = rng.integers(-2**31, 2**31, (64, 24))
   got = wgmma.multiply(acc.astype(np.float64), a.astype(np.float64), b.astype(np.float64))
-  held = wgmma.write_accumulator(got, "s32")
-  assert np.array_equal(wgmma.gather_accumulator(held.view(np.int32)), (acc + a @ b.T).astype(np.int32))
+  held = fragments.write_accumulator(got, "s32")
+  assert np.array_equal(fragments.gather_accumulator(held.view(np.int32)), (acc + a @ b.T).astype(np.int32))
 
 
 def test_a_product_of_floats_is_rounded_once():
@@ -157,10 +157,10 @@ def test_a_product_of_floats_is_rounded_once():
   acc = acc.astype(np.float32).astype(np.float64)
   exact = acc + (a.astype(np.longdouble) @ b.T.astype(np.longdouble))
   for negate, acc_given, want in [(False, acc, exact), (False, None, exact - acc), (True, acc, 2 * acc - exact)]:
-    got = wgmma.write_accumulator(wgmma.multiply(acc_given, a, b, negate=negate), "f32")
-    np.testing.assert_allclose(wgmma.gather_accumulator(got), want.astype(np.float64), rtol=2.0**-24 * 1.001)
+    got = fragments.write_accumulator(wgmma.multiply(acc_given, a, b, negate=negate), "f32")
+    np.testing.assert_allclose(fragments.gather_accumulator(got), want.astype(np.float64), rtol=2.0**-24 * 1.001)
 
 
 def test_tf32_ignores_the_low_bits():
   bits = registers("b32", 100, 1, special=False) & np.uint32(0x7F7F_FFFF)
-  assert np.array_equal(wgmma.NUMBERS["tf32"](bits), (bits & np.uint32(0xFFFF_E000)).view(np.float32))
+  assert np.array_equal(fragments.NUMBERS["tf32"](bits), (bits & np.uint32(0xFFFF_E000)).view(np.float32))

@@ -1,7 +1,7 @@
 """What a warp's memory access costs: wavefronts of shared memory, sectors of global memory.
 
 Shared memory has 32 banks of 4-byte words. A warp's access is served in phases of 128 bytes: all lanes for up to 4
-bytes a lane (CUDA C++ Programming Guide, shared memory), 16 lanes for 8, 8 lanes for 16 (as measured). A phase takes one
+bytes a lane (CUDA C++ Programming Guide, shared memory), 16 lanes for 8, 8 lanes for 16 (measured). A phase takes one
 wavefront for each distinct word in its most loaded bank. Global memory moves in sectors of 32 bytes.
 """
 from __future__ import annotations
