@@ -198,7 +198,8 @@ for _name, _primitive in {
     "add": ops.add_p, "add_any": ops.add_p, "sub": ops.sub_p, "mul": ops.mul_p, "max": ops.max_p, "min": ops.min_p,
     "and": ops.and_p, "or": ops.or_p, "xor": ops.xor_p, "not": ops.not_p, "neg": ops.neg_p, "abs": ops.abs_p,
     "sign": ops.sign_p, "floor": ops.floor_p, "ceil": ops.ceil_p, "exp": ops.exp_p, "exp2": ops.exp2_p,
-    "log": ops.log_p, "tanh": ops.tanh_p, "logistic": ops.logistic_p, "sqrt": ops.sqrt_p, "rsqrt": ops.rsqrt_p,
+    "log": ops.log_p, "log2": ops.log2_p, "tanh": ops.tanh_p, "logistic": ops.logistic_p, "sqrt": ops.sqrt_p,
+    "rsqrt": ops.rsqrt_p,
     "erf": ops.erf_p, "sin": ops.sin_p, "cos": ops.cos_p, "eq": ops.eq_p, "ne": ops.ne_p, "lt": ops.lt_p,
     "le": ops.le_p, "gt": ops.gt_p, "ge": ops.ge_p, "shift_left": ops.shift_left_p,
     "shift_right_arithmetic": ops.shift_right_p}.items():
@@ -281,7 +282,7 @@ def _polynomial(x: Tile, coefficients: Sequence[float]) -> Tile:
 
 
 @_formula("erfc")
-def _erfc(x: Tile) -> Tile:
+def _erfc(x: Tile, **_: Any) -> Tile:
   """t exp(-z^2 + p(t)) with t = 1 / (1 + z / 2), z = |x|: relative error 1.2e-7 (Numerical Recipes, section 6.2)."""
   z = abs(x)
   t = 1.0 / (1.0 + 0.5 * z)
@@ -374,6 +375,16 @@ for _name, _primitive in {
     "reduce_max": reductions.reduce_max_p, "reduce_min": reductions.reduce_min_p,
     "reduce_or": reductions.reduce_max_p, "reduce_and": reductions.reduce_min_p}.items():
   _reduction(_name, _primitive)
+
+
+@_rule("argmax")
+def _argmax(x: Operand, *, axes: Sequence[int], index_dtype: Any) -> Operand:
+  return _cast(reductions.argmax(x, axes[0]), dtypes.canonical(index_dtype))
+
+
+@_rule("argmin")
+def _argmin(x: Operand, *, axes: Sequence[int], index_dtype: Any) -> Operand:
+  return _cast(reductions.argmin(x, axes[0]), dtypes.canonical(index_dtype))
 
 
 @_rule("cumsum")
