@@ -1,4 +1,4 @@
-"""Runs before jax is imported anywhere: two CPU devices for shard_map, a cache that no earlier run has filled.
+"""Runs before jax is imported anywhere: eight CPU devices for shard_map, a cache that no earlier run has filled.
 
 GPU tests skip, with a reason, where there is no GPU for them.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import pytest
 
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 if "TT_CACHE_DIR" not in os.environ:        # workers inherit the directory of the process that started them
   os.environ["TT_CACHE_DIR"] = tempfile.mkdtemp(prefix="tiletrace-tests-")
   atexit.register(shutil.rmtree, os.environ["TT_CACHE_DIR"], ignore_errors=True)

@@ -199,9 +199,8 @@ for _name, _primitive in {
     "and": ops.and_p, "or": ops.or_p, "xor": ops.xor_p, "not": ops.not_p, "neg": ops.neg_p, "abs": ops.abs_p,
     "sign": ops.sign_p, "floor": ops.floor_p, "ceil": ops.ceil_p, "exp": ops.exp_p, "exp2": ops.exp2_p,
     "log": ops.log_p, "log2": ops.log2_p, "tanh": ops.tanh_p, "logistic": ops.logistic_p, "sqrt": ops.sqrt_p,
-    "rsqrt": ops.rsqrt_p,
-    "erf": ops.erf_p, "sin": ops.sin_p, "cos": ops.cos_p, "eq": ops.eq_p, "ne": ops.ne_p, "lt": ops.lt_p,
-    "le": ops.le_p, "gt": ops.gt_p, "ge": ops.ge_p, "shift_left": ops.shift_left_p,
+    "rsqrt": ops.rsqrt_p, "erf": ops.erf_p, "sin": ops.sin_p, "cos": ops.cos_p, "eq": ops.eq_p, "ne": ops.ne_p,
+    "lt": ops.lt_p, "le": ops.le_p, "gt": ops.gt_p, "ge": ops.ge_p, "shift_left": ops.shift_left_p,
     "shift_right_arithmetic": ops.shift_right_p}.items():
   _direct(_name, _primitive)
 

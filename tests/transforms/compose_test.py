@@ -235,6 +235,37 @@ def test_shard_map_and_its_gradient(transform, vjp, check_vma):
       np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("axes", "x_spec", "s_spec"), [
+    ({"d": 8}, P("d", None), P("d")), ({"d": 8}, P(None, "d"), P()), ({"r": 4, "c": 2}, P("r", "c"), P("r")),
+    ({"r": 2, "c": 4}, P(("r", "c"), None), P(("r", "c"))), ({"r": 2, "c": 4}, P("c", None), P("c"))],
+    ids=["rows", "columns", "both", "rows over two axes", "copies along an axis"])
+def test_on_a_mesh_of_eight_devices_the_kernel_its_gradient_and_its_vmap_are_those_of_the_jnp_function(
+    axes, x_spec, s_spec):
+  """With check_vma=True: what varies over an axis of the mesh, and what does not, is known to jax."""
+  assert len(jax.devices("cpu")) >= 8
+  where = jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=(jax.sharding.AxisType.Auto,) * len(axes),
+                        devices=jax.devices("cpu")[:8])
+  x, s, reference = normal(2, 16, 24), normal(3, 16), lambda x, s: x * s[:, None]
+  mapped = jax.shard_map(scale_rows, mesh=where, in_specs=(x_spec, s_spec), out_specs=x_spec, check_vma=True)
+  got = jax.jit(mapped)(x, s)
+  np.testing.assert_array_equal(got, reference(x, s))
+  assert len(got.sharding.device_set) == 8
+  for g, want in zip(jax.jit(GRAD(mapped))(x, s), GRAD(reference)(x, s), strict=True):
+    np.testing.assert_allclose(g, want, rtol=1e-5, atol=1e-5)
+  both = np.stack([x, -x])
+  np.testing.assert_array_equal(jax.jit(jax.vmap(mapped, in_axes=(0, None)))(both, s), np.stack([got, -got]))
+
+
+def test_a_sum_over_eight_devices_of_what_a_kernel_makes_is_replicated():
+  where = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices("cpu")[:8])
+  x, s = normal(2, 16, 24), normal(3, 16)
+  total = jax.shard_map(lambda x, s: jax.lax.psum(scale_rows(x, s).sum(0), "d"), mesh=where, in_specs=ROWS,
+                        out_specs=P(), check_vma=True)
+  np.testing.assert_allclose(jax.jit(total)(x, s), (x * s[:, None]).sum(0), rtol=1e-5, atol=1e-5)
+  with pytest.raises(ValueError, match="out_specs"):       # jax knows that the kernel's result varies over the mesh
+    jax.jit(jax.shard_map(lambda x, s: scale_rows(x, s).sum(0), mesh=where, in_specs=ROWS, out_specs=P()))(x, s)
+
+
 def test_grad_inside_and_vmap_around_shard_map():
   inside = jax.shard_map(GRAD(scale_rows), mesh=mesh(), in_specs=ROWS, out_specs=ROWS)
   for got, want in zip(jax.jit(inside)(X, S), GRAD(lambda x, s: x * s[:, None])(X, S), strict=True):
