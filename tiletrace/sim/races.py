@@ -31,83 +31,19 @@ from typing import Any
 
 import numpy as np
 
+from tiletrace.sim.clocks import NO_COLUMNS, NOTHING, Agent, Clock, Grid, join, rows_of
+from tiletrace.sim.conflicts import (
+  BARRIER_NOT_VISIBLE,
+  KINDS,
+  MISSING_PROXY_FENCE,
+  NOT_WAITED_FOR,
+  OVERWRITTEN_WHILE_READ,
+  RACE,
+  RACE_BETWEEN_CTAS,
+  WRITE_TO_INPUT,
+  Finding,
+)
 from tiletrace.sim.shadow import Readers, Shadow
-
-RACE = "race"
-MISSING_PROXY_FENCE = "missing proxy fence"
-OVERWRITTEN_WHILE_READ = "overwritten while read asynchronously"
-NOT_WAITED_FOR = "asynchronous write not waited for"
-RACE_BETWEEN_CTAS = "race between CTAs"
-WRITE_TO_INPUT = "write to an input"
-BARRIER_NOT_VISIBLE = "mbarrier initialisation not visible"
-KINDS = (RACE, MISSING_PROXY_FENCE, OVERWRITTEN_WHILE_READ, NOT_WAITED_FOR, RACE_BETWEEN_CTAS, WRITE_TO_INPUT,
-         BARRIER_NOT_VISIBLE)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Finding:
-  """Two accesses that nothing orders.
-
-  Attributes:
-    kind: one of KINDS.
-    where, other: what the caller gave with the later and the earlier access; `other` is None where there is none.
-    threads, others: who made them; for an asynchronous operation who issued it.
-    addresses: starts of the granules in conflict.
-    nbytes: of a granule.
-  """
-  kind: str
-  where: Any
-  other: Any
-  threads: tuple[int, ...]
-  others: tuple[int, ...]
-  addresses: tuple[int, ...]
-  nbytes: int
-
-  def __str__(self) -> str:
-    text = f"{self.kind}: {self.where} by threads {_ranges(self.threads)}"
-    if self.other is not None:
-      text += f" against {self.other} by threads {_ranges(self.others)}"
-    return f"{text}, at {min(self.addresses):#x}..{max(self.addresses) + self.nbytes - 1:#x}"
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-  """`0..31, 64`."""
-  out: list[list[int]] = []
-  for n in sorted(numbers):
-    if out and n == out[-1][1] + 1:
-      out[-1][1] = n
-    else:
-      out.append([n, n])
-  return ", ".join(str(a) if a == b else f"{a}..{b}" for a, b in out)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Clock:
-  """Knowledge that is handed on: dense rows of C and P (or neither), and single columns of C.
-
-  Attributes:
-    c, p: int32 [columns when it was released].
-    columns, values: int32 [n]: asynchronous operations known to be complete.
-  """
-  c: np.ndarray | None
-  p: np.ndarray | None
-  columns: np.ndarray
-  values: np.ndarray
-
-
-_NONE = np.zeros(0, np.int32)
-NOTHING = Clock(None, None, _NONE, _NONE)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Agent:
-  """An asynchronous operation: its epoch, what was known when it was issued, and by whom."""
-  kind: str
-  column: int
-  value: int
-  threads: tuple[int, ...]
-  c: np.ndarray
-  p: np.ndarray
 
 
 @dataclasses.dataclass(slots=True)
@@ -126,31 +62,6 @@ class _Actor:
   def only(self, which: np.ndarray) -> _Actor:
     t = None if self.t is None else self.t[which]
     return _Actor(self.column[which], self.value[which], self.c, t, self.agent, self.p)
-
-
-class Grid:
-  """Order between CTAs, by whole CTAs: turn k of a CTA ends where it releases for the k-th time at gpu scope."""
-
-  def __init__(self, ctas: int):
-    self.turns = np.eye(ctas, dtype=np.int32)    # [who knows, about whom]
-    self._places: dict[Hashable, int] = {}
-    self.places: list[Any] = []
-
-  def place(self, where: Hashable) -> int:
-    """A number for `where`, for shadows; `places` has it back."""
-    index = self._places.setdefault(where, len(self.places))
-    if index == len(self.places):
-      self.places.append(where)
-    return index
-
-  def release(self, cta: int) -> np.ndarray:
-    """What `cta` did so far, for whoever acquires it."""
-    known = self.turns[cta].copy()
-    self.turns[cta, cta] += 1
-    return known
-
-  def acquire(self, cta: int, known: np.ndarray) -> None:
-    np.maximum(self.turns[cta], known, out=self.turns[cta])
 
 
 class RaceDetector:
@@ -187,7 +98,7 @@ class RaceDetector:
 
   def _columns(self, width: int) -> None:
     """Per column: last epoch given out, who issued it, whether its writes are generic, whether it is an agent's."""
-    old = getattr(self, "_last", _NONE)
+    old = getattr(self, "_last", NO_COLUMNS)
     def more(values: np.ndarray, fill: int) -> np.ndarray:
       return np.concatenate([values, np.full(width - len(values), fill, values.dtype)])
     if not len(old):
@@ -215,19 +126,19 @@ class RaceDetector:
   def barrier(self, threads: np.ndarray) -> None:
     """All of them have arrived and go on: each knows what all knew."""
     for m in (self._c, self._p):
-      m[_rows(threads), :self.width] = m[_rows(threads), :self.width].max(0)
+      m[rows_of(threads), :self.width] = m[rows_of(threads), :self.width].max(0)
     self._c[threads, threads] += 1
 
   def release(self, threads: np.ndarray) -> Clock:
     """What they know so far, for whoever acquires it."""
-    rows = _rows(threads)
-    clock = Clock(self._c[rows, :self.width].max(0), self._p[rows, :self.width].max(0), _NONE, _NONE)
+    rows = rows_of(threads)
+    clock = Clock(self._c[rows, :self.width].max(0), self._p[rows, :self.width].max(0), NO_COLUMNS, NO_COLUMNS)
     self._c[threads, threads] += 1
     return clock
 
   def acquire(self, threads: np.ndarray, clock: Clock) -> None:
     """They are ordered after what the clock says."""
-    rows = _rows(threads)
+    rows = rows_of(threads)
     if clock.c is not None and clock.p is not None:
       for m, known in ((self._c, clock.c), (self._p, clock.p)):
         part = m[rows, :len(known)]
@@ -241,12 +152,12 @@ class RaceDetector:
   @staticmethod
   def merge(a: Clock, b: Clock) -> Clock:
     """Both together."""
-    c, p = _join(a.c, b.c), _join(a.p, b.p)
+    c, p = join(a.c, b.c), join(a.p, b.p)
     return Clock(c, p, np.concatenate([a.columns, b.columns]), np.concatenate([a.values, b.values]))
 
   def proxy_fence(self, threads: np.ndarray) -> None:
     """fence.proxy.async: what they know becomes visible to asynchronous operations ordered after this."""
-    rows = _rows(threads)
+    rows = rows_of(threads)
     self._p[rows, :self.width] = self._c[rows, :self.width]
     self._c[threads, threads] += 1
     self._fence_mbarriers(threads)
@@ -340,7 +251,7 @@ class RaceDetector:
     Declare its accesses at once, whenever their effect comes. An operation whose reads and writes complete apart (TMA
     stores) is two agents.
     """
-    rows = _rows(threads)
+    rows = rows_of(threads)
     c, p = self._c[rows].min(0), self._p[rows].min(0)
     known = np.flatnonzero(self._agents & (c >= self._last))
     column = int(known[0]) if known.size else self._add_columns(1)
@@ -376,6 +287,15 @@ class RaceDetector:
     if (more := self._c.shape[1] - len(c)) > 0:        # columns were added since
       c, p = np.pad(c, (0, more)), np.pad(p, (0, more))
     return _Actor(np.full(n, agent.column, np.int32), np.full(n, agent.value, np.int32), c, None, agent, p)
+
+  def writers(self, addresses: np.ndarray, nbytes: int) -> list[Any]:
+    """Where `nbytes` at each of the addresses were last written, each place once."""
+    places: set[int] = set()
+    for shadow, which in self._split(addresses):
+      if not shadow.read_only:
+        at = shadow.of_bytes(addresses[which], nbytes, self._readers)
+        places.update(shadow.w_place[at[shadow.w_clk[at] > 0]].tolist())
+    return [self.grid.places[p] for p in sorted(places)]
 
   # ---- mbarriers
 
@@ -457,7 +377,7 @@ class RaceDetector:
   def _store(self, shadow: Shadow, at: np.ndarray, actor: _Actor, place: int, atomic: bool,
              changed: np.ndarray | None = None, lost: np.ndarray | None = None) -> None:
     if shadow.grid_wide:
-      self._foreign_store(shadow, at, actor, place, atomic)
+      self._foreign_store(shadow, at, actor, place, atomic, changed)
     seen = self._sees(shadow, at, actor)
     if atomic:
       seen |= shadow.w_atomic[at]
@@ -501,13 +421,16 @@ class RaceDetector:
     shadow.r_row[strange], shadow.r_clk[strange] = -1, 0
     shadow.r_cta[at], shadow.r_turn[at] = self.cta, turns[self.cta]
 
-  def _foreign_store(self, shadow: Shadow, at: np.ndarray, actor: _Actor, place: int, atomic: bool) -> None:
+  def _foreign_store(self, shadow: Shadow, at: np.ndarray, actor: _Actor, place: int, atomic: bool,
+                     changed: np.ndarray | None) -> None:
     turns = self.grid.turns[self.cta]
     written, reader = shadow.w_cta[at], shadow.r_cta[at]
     wrote, has_read = (written >= 0) & (written != self.cta), (reader >= 0) & (reader != self.cta)
     bad = wrote & (turns[written] < shadow.w_turn[at])
     if atomic:
       bad &= ~shadow.w_atomic[at]
+    if changed is not None:
+      bad &= changed
     if bad.any():
       self._between(shadow, at, actor, place, bad, shadow.w_place)
     bad = has_read & (turns[reader] < shadow.r_turn[at])
@@ -574,19 +497,3 @@ class _Init:
   value: int
   fenced: bool
   where: Any
-
-
-def _rows(threads: np.ndarray) -> Any:
-  """Threads as a slice where they are neighbours: numpy then makes no copy."""
-  first, n = int(threads[0]), len(threads)
-  return slice(first, first + n) if int(threads[-1]) - first == n - 1 and (np.diff(threads) == 1).all() else threads
-
-
-def _join(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
-  if a is None or b is None:
-    return b if a is None else a
-  if len(a) < len(b):
-    a, b = b, a
-  out = a.copy()
-  np.maximum(out[:len(b)], b, out=out[:len(b)])
-  return out
