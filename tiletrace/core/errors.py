@@ -106,3 +106,17 @@ class AssembleError(TileTraceError):
 class LaunchError(TileTraceError):
   """The driver is missing, too old, or the GPU is older than the target."""
   code = "TT410"
+
+
+class SimulationError(TileTraceError):
+  """The simulator found a fault in a kernel.
+
+  Attributes:
+    faults: everything that was found (tiletrace.sim.faults.Fault), the one that stopped the kernel last.
+  """
+  code = "TT500"
+
+  def __init__(self, message: str, *, loc: Loc | None = None, also: tuple[str, Loc] | None = None,
+               hint: str | None = None, faults: tuple = ()):
+    super().__init__(message, loc=loc, also=also, hint=hint)
+    self.faults = faults

@@ -1,0 +1,154 @@
+"""A launch on the simulator: operands in, results out, the grid's clusters one after another or side by side.
+
+>>> result = run(lowering, [x])             # doctest: +SKIP
+>>> result.outputs, result.faults           # doctest: +SKIP
+"""
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tiletrace.ffi.image import TensorMapSpec
+from tiletrace.lowering.pipeline import Lowering
+from tiletrace.sim import semantics
+from tiletrace.sim.adversary import Adversary
+from tiletrace.sim.faults import Fault
+from tiletrace.sim.machine import Launch, Machine, Stop
+from tiletrace.sim.memory import Global
+from tiletrace.sim.program import Program, SimulatorInputError
+from tiletrace.sim.races import Grid
+from tiletrace.sim.shadow import Shadow
+
+NUM_SMS = 2                   # of the simulated device: persistent CTAs then have several tiles each
+MOST_STEPS = 20_000_000       # instructions of strands
+_TURN = 4000                  # scheduling decisions before another resident cluster may go on
+_POISON = 0xFF                # of outputs: NaN as a float, -1 as an integer
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Result:
+  """What a launch gave.
+
+  Attributes:
+    outputs: one array for each result; elements that nobody wrote are NaN (integers: all ones).
+    faults: what is wrong; the outputs are worthless where one of them ended the run.
+    steps: instructions executed, each for all threads at one place.
+  """
+  outputs: tuple[np.ndarray, ...]
+  faults: tuple[Fault, ...]
+  steps: int
+
+
+def run(lowering: Lowering, inputs: Sequence[np.ndarray], *, seed: int = 0, num_sms: int = NUM_SMS,
+        races: bool = True, most_steps: int = MOST_STEPS) -> Result:
+  """Runs a lowered kernel.
+
+  Args:
+    inputs: arrays of the traced shapes and dtypes.
+    seed: of everything that the hardware leaves open (`adversary`).
+    num_sms: SMs of the device; a persistent grid has at most so many CTAs.
+    races: whether to look for data races.
+    most_steps: the limit of instructions.
+  Raises:
+    SimulatorInputError: inputs that do not fit, or an instruction without semantics.
+  """
+  graph = lowering.graph
+  _check_inputs(lowering, inputs)
+  roots = list(dict.fromkeys(graph.invars))
+  data: dict[int, np.ndarray] = {}
+  for i, var in enumerate(roots):
+    at = graph.invars.index(var)
+    data[i] = np.asarray(inputs[at]) if at < graph.num_inputs else _poison(var.type.shape, var.type.dtype)  # type: ignore[union-attr]
+  names = [graph.arg_names[graph.invars.index(v)] for v in roots]
+  memory = Global({f"{name} {_shape(x)}": x for name, x in zip(names, data.values())})
+  written = {roots.index(v) for v in graph.outputs}
+  maps = tuple(TensorMapSpec(m.argument, m.dtype, m.dims, m.strides, m.box, m.swizzle, 0)
+               for m in lowering.emitted.tensor_maps)
+  (entry,) = lowering.emitted.module.entries
+  pointers = [memory.arrays[i].address for i in range(len(roots))]
+  values = [*pointers, *range(len(maps))]
+  params = {p.name: value for p, value in zip(entry.params, values, strict=True)}
+  ctas = math.prod(graph.options.grid)
+  grid = (min(ctas, num_sms) if graph.options.persistent else ctas, 1, 1)
+  x, y, z = (*(entry.cluster or (1,)), 1, 1)[:3]
+  launch = Launch(Program(lowering.emitted.module, entry), memory, params, maps, grid, (x, y, z),
+                  lowering.program.smem_bytes, Adversary(seed), most_steps)
+  if races:
+    launch.grid_order = Grid(grid[0] // x)
+    launch.shadows = tuple(
+        Shadow(a.address, max(16, -(-a.nbytes // 16) * 16), grid_wide=True, read_only=i not in written)
+        for i, a in enumerate(memory.arrays))
+  run_launch(launch)
+  outputs = tuple(memory.contents(roots.index(v), v.type.shape, v.type.dtype) for v in graph.outputs)  # type: ignore[union-attr]
+  return Result(outputs, tuple(launch.findings), launch.steps)
+
+
+def run_launch(launch: Launch) -> None:
+  """Runs all CTAs; what is found goes to `launch.findings`."""
+  assert not semantics.missing(), semantics.missing()
+  step = launch.cluster[0]
+  if launch.cluster[1:] != (1, 1) or launch.grid[1:] != (1, 1):
+    raise SimulatorInputError(f"the simulator runs grids and clusters along x, got {launch.grid} and {launch.cluster}")
+  waiting = list(range(0, launch.grid[0], step))
+  running: list[Machine] = []
+  idle: list[Machine] = []
+  stuck = 0                      # machines in a row that could not go on
+  turn = 0
+  try:
+    with np.errstate(all="ignore"):
+      while waiting or running:
+        if not running or stuck >= len(running) or turn >= len(running):
+          if waiting:
+            machine = idle.pop() if idle else Machine(launch)
+            machine.start(waiting.pop(launch.adversary.pick(len(waiting)) if launch.adversary.seed else 0))
+            running.append(machine)
+            stuck = 0
+          elif stuck >= len(running):
+            for machine in running:
+              machine.collect_races()
+            launch.findings.append(running[0].deadlock())
+            return
+          turn = 0
+        machine = running[0]
+        state = _turn(machine)
+        del running[0]
+        stuck = stuck + 1 if state == "waits" else 0
+        turn += 1
+        (idle if state == "done" else running).append(machine)
+        if state == "done":
+          turn = 0
+  except Stop as e:
+    for machine in running:
+      machine.collect_races()
+    launch.findings.append(e.fault)
+
+
+def _turn(machine: Machine) -> str:
+  """Runs a cluster for a while: "ran", "waits" or "done"."""
+  for _ in range(_TURN):
+    state = machine.step()
+    if state != "ran":
+      return state
+  return "ran"
+
+
+def _check_inputs(lowering: Lowering, inputs: Sequence[np.ndarray]) -> None:
+  graph = lowering.graph
+  wanted = [(v.type.shape, v.type.dtype) for v in graph.invars[:graph.num_inputs]]  # type: ignore[union-attr]
+  given = [(np.shape(x), np.asarray(x).dtype) for x in inputs]
+  if given != wanted:
+    def text(items: list) -> str:
+      return ", ".join(f"{np.dtype(d).name}[{','.join(map(str, s))}]" for s, d in items)
+    raise SimulatorInputError(f"{graph.name} was lowered for ({text(wanted)}), got ({text(given)})", loc=graph.loc)
+
+
+def _poison(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+  raw = np.full(math.prod(shape) * dtype.itemsize, _POISON, np.uint8)
+  return raw.view(dtype).reshape(shape)
+
+
+def _shape(x: np.ndarray) -> str:
+  return f"{x.dtype.name}[{','.join(map(str, x.shape))}]"
