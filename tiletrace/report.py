@@ -23,9 +23,9 @@ class Report:
 
   @staticmethod
   def cost(graph: TileGraph) -> dict[str, int]:
-    """FLOPs of the gemms whose trip counts are static, and bytes of every argument once."""
+    """FLOPs of the gemms whose trip counts are static, and bytes of every input and output once."""
     programs = math.prod(graph.options.grid)
-    nbytes = sum(v.type.nbytes for v in dict.fromkeys(graph.invars) if isinstance(v.type, RefType))
+    nbytes = sum(v.type.nbytes for v in graph.invars if isinstance(v.type, RefType))
     return {"flops": programs * _flops(graph.body, Facts(graph)), "bytes": nbytes}
 
 
