@@ -1,0 +1,159 @@
+"""Kernels of single instructions, and the two machines that run them: the simulator and a GPU.
+
+A kernel of one CTA reads each thread's operands from its first argument, executes instructions one after another, and
+writes what each leaves to its second.
+"""
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from tiletrace.ffi import launch
+from tiletrace.ffi.image import KernelImage
+from tiletrace.lowering.assemble import AssembleOptions, Cubin, assemble
+from tiletrace.lowering.ptx import Module, isa
+from tiletrace.lowering.ptx.instr import Form
+from tiletrace.lowering.ptx.module import Builder, Param
+from tiletrace.lowering.ptx.registers import Addr, Reg
+from tiletrace.sim.adversary import Adversary
+from tiletrace.sim.launch import run_launch
+from tiletrace.sim.machine import Launch
+from tiletrace.sim.memory import Global
+from tiletrace.sim.program import Program
+
+THREADS = 128
+BYTES = {"pred": 4, "b16": 2, "b32": 4, "b64": 8, "f32": 4, "f64": 8}
+DTYPES = {"pred": np.uint32, "b16": np.uint16, "b32": np.uint32, "b64": np.uint64, "f32": np.float32, "f64": np.float64}
+_ACCESS = {"pred": "b32", "b16": "b16", "b32": "b32", "b64": "b64", "f32": "f32", "f64": "f64"}
+_STEP = 8 * THREADS              # bytes of one operand or result of all threads
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """Where a kernel leaves one result.
+
+  Attributes:
+    form: whose. type: of the slot. cls: of the register.
+    offset: its bytes in the output.
+    sources: [THREADS] registers of each source operand, in print order; literals as numbers.
+    part: which of the instruction's results it is.
+  """
+  form: Form
+  type: str
+  cls: str
+  offset: int
+  sources: tuple = ()
+  part: int = 0
+
+  def read(self, memory: np.ndarray) -> np.ndarray:
+    """[THREADS] registers of the class from the kernel's second argument."""
+    return memory[self.offset:self.offset + THREADS * BYTES[self.cls]].view(DTYPES[self.cls])
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+  """A module, its input bytes, the bytes of its output and of its shared memory, the results in the output."""
+  module: Module
+  inputs: np.ndarray
+  nbytes: int
+  smem: int
+  results: tuple[Result, ...]
+
+  def simulate(self) -> np.ndarray:
+    """The output bytes; a fault fails the test."""
+    memory = Global({"inputs": self.inputs, "outputs": np.full(self.nbytes, 0xFF, np.uint8)})
+    (entry,) = self.module.entries
+    params = {p.name: a.address for p, a in zip(entry.params, memory.arrays)}
+    run = Launch(Program(self.module, entry), memory, params, (), (1, 1, 1), (1, 1, 1), self.smem, Adversary(0), 10**6)
+    run_launch(run)
+    assert not run.findings, str(run.findings[0])
+    return memory.contents(1, (self.nbytes,), np.dtype(np.uint8))
+
+  def assemble(self) -> Cubin:
+    return assemble(self.module.render(), "sm_90a", AssembleOptions(allow_spills=True))
+
+  def launch(self) -> np.ndarray:
+    """The output bytes of the GPU."""
+    image = KernelImage(name=self.module.entries[0].name, cubin=self.assemble().image, grid=(1, 1, 1), block=THREADS,
+                        cluster=None, smem_bytes=self.smem, params=(("operand", 0), ("operand", 1)), tensor_maps=(),
+                        persistent=False, source="isa_rows.py:1", fingerprint="isa_rows")
+    inputs, outputs = launch.upload(self.inputs), launch.empty((self.nbytes,), np.uint8)
+    launch.Launcher(image)(inputs.pointer, outputs.pointer)
+    return outputs.download()
+
+
+class Writer:
+  """Builds a kernel: operands by slot, results by slot."""
+
+  def __init__(self, smem: int = 0):
+    self.module = Module("sm_90a")
+    self.smem = smem
+    self.shared = self.module.dynamic_shared("smem", align=1024) if smem else None
+    entry = self.module.entry("forms", [Param("inputs", "u64"), Param("outputs", "u64")], THREADS)
+    self.b: Builder = entry.builder()
+    self.tid = self.b.special("tid.x")
+    self._bases = {}
+    for name in ("inputs", "outputs"):
+      pointer = self.b.new(isa.LD_PARAM, self.b.addr(entry.param(name)), type="u64")
+      for size in (2, 4, 8, 16):
+        self._bases[name, size] = self.b.new(isa.MAD_WIDE, self.tid, size, pointer, type="u32")
+    self.pieces: list[np.ndarray] = []
+    self.at = 0
+    self.out = 0
+    self.results: list[Result] = []
+    self._known: dict[tuple, Reg] = {}
+
+  def address(self, name: str, size: int, offset: int) -> Addr:
+    """Byte `offset` + `size` times the thread of an argument."""
+    return self.b.addr(self._bases[name, size], offset)
+
+  def data(self, values: np.ndarray) -> int:
+    """Places bytes in the input, aligned to 16; their offset."""
+    start = self.at
+    flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    self.pieces.append(np.pad(flat, (0, -len(flat) % 16)))
+    self.at += len(self.pieces[-1])
+    return start
+
+  def load(self, cls: str, values: np.ndarray) -> Reg:
+    """A register of a class that holds [THREADS] values; equal values are loaded once."""
+    key = (cls, values.tobytes())
+    if key in self._known:
+      return self._known[key]
+    offset = self.data(values.astype(DTYPES[cls]))
+    memory = self.address("inputs", BYTES[cls], offset)
+    if cls == "pred":
+      loaded = self.b.new(isa.LD_GLOBAL, memory, type="b32")
+      reg = self.b.new(isa.SETP, loaded, 0, cmp="ne", type="b32")
+    else:
+      reg = self.b.reg(cls)
+      self.b(isa.LD_GLOBAL, reg, memory, type=_ACCESS[cls])
+    self._known[key] = reg
+    return reg
+
+  def space(self, nbytes: int) -> int:
+    """Offset of so many bytes of output."""
+    start = self.out
+    self.out += -(-nbytes // 16) * 16
+    return start
+
+  def keep(self, form: Form, type_: str, reg: Reg, sources: tuple = (), part: int = 0) -> None:
+    """Stores a register as a result."""
+    offset = self.space(_STEP)
+    memory = self.address("outputs", BYTES[reg.cls], offset)
+    if reg.cls == "pred":
+      self.b(isa.ST_GLOBAL, memory, self.b.new(isa.SELP, 1, 0, reg, type="b32"), type="b32")
+    else:
+      self.b(isa.ST_GLOBAL, memory, reg, type=_ACCESS[reg.cls])
+    self.results.append(Result(form, type_, reg.cls, offset, sources, part))
+
+  def keep_region(self, form: Form, offset: int, words: int) -> None:
+    """`words` words of each thread, which are in the output already, as results."""
+    self.results += [Result(form, "b32", "b32", offset + 4 * THREADS * i, part=-1) for i in range(words)]
+
+  def kernel(self) -> Kernel:
+    """The finished kernel."""
+    self.b(isa.RET)
+    return Kernel(self.module, np.concatenate(self.pieces or [np.zeros(16, np.uint8)]), max(self.out, 16), self.smem,
+                  tuple(self.results))
