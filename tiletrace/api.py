@@ -79,7 +79,7 @@ class TileCall:
     structure = jax.tree.structure(self.out_shape)
 
     def interpret(*args: Any) -> Any:
-      return jax.tree.unflatten(structure, program.interpret(*jax.tree.leaves(args)))
+      return jax.tree.unflatten(structure, program.as_jax(*jax.tree.leaves(args)))
 
     def backward(saved: Any, cotangents: Any) -> tuple:
       inputs, outputs = saved
@@ -349,7 +349,8 @@ def tile_call(kernel: Callable[..., None], out_shape: Any, *, grid: int | tuple[
       the other two are trees like out_shape; the result is a tuple like `inputs`, where None stands for zero. Or "xla":
       differentiate the jax program of the kernel.
     options: CompileOptions.
-    backend: "xla" runs the kernel as jax ops on every platform; None compiles on GPUs.
+    backend: "xla" runs the kernel as jax ops on every platform, "sim" runs its PTX in the simulator; None compiles on
+      GPUs.
     name: shown in jaxprs, HLO and profiles; default: the kernel function's.
   Returns:
     a TileCall: callable on arrays (pytrees of them), with `trace`, `lower`.
@@ -377,8 +378,8 @@ def tile_call(kernel: Callable[..., None], out_shape: Any, *, grid: int | tuple[
   if not label.isidentifier():
     raise TileTypeError(f"tile_call: name {label!r} is not an identifier, as a GPU symbol must be", loc=user_loc(),
                         hint='give one: name="my_kernel"')
-  if backend not in (None, "xla"):
-    raise TileTypeError(f"tile_call({label}): backend is {backend!r}", loc=user_loc(), hint='None or "xla"')
+  if backend not in (None, "xla", "sim"):
+    raise TileTypeError(f"tile_call({label}): backend is {backend!r}", loc=user_loc(), hint='None, "xla" or "sim"')
   extents = _grid(grid, label)
   if raster is not None:
     _count(raster, "raster", label)

@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -25,7 +26,7 @@ import numpy as np
 from tiletrace.core import config
 from tiletrace.core.batch import batch
 from tiletrace.core.digest import digest as graph_digest
-from tiletrace.core.errors import LoweringError, ResourceError
+from tiletrace.core.errors import ResourceError
 from tiletrace.core.graph import TileGraph
 from tiletrace.core.printer import to_text
 from tiletrace.ffi import primitive
@@ -37,6 +38,8 @@ from tiletrace.lowering.target import SM_90A, Target
 from tiletrace.lowering.variants import Choice
 from tiletrace.lowering.xla.run import run as run_xla
 from tiletrace.report import Report, make_report
+from tiletrace.sim.faults import raise_faults
+from tiletrace.sim.launch import run as run_simulator
 
 _TENSOR_MAP_RANK = 5  # CUDA driver API, cuTensorMapEncodeTiled
 _L2_PROMOTION = 256  # bytes: operands are streamed
@@ -77,7 +80,20 @@ class TileProgram:
     return self.graph.aliases
 
   def interpret(self, *arrays: jax.Array) -> list[jax.Array]:
+    return self._simulated(*arrays) if self.backend == "sim" else self.as_jax(*arrays)
+
+  def as_jax(self, *arrays: jax.Array) -> list[jax.Array]:
+    """The kernel as plain jax ops, which jax can differentiate."""
     return run_xla(self.graph, *arrays)
+
+  def _simulated(self, *arrays: jax.Array) -> list[jax.Array]:
+    """The PTX in the simulator, called back to from the compiled program."""
+    results = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in self.out_avals]
+    return jax.pure_callback(lambda *given: simulate(self._lowering, given), results, *arrays)
+
+  @functools.cached_property
+  def _lowering(self) -> pipeline.Lowering:
+    return pipeline.lower(self.graph, *pipeline.resolve(None, self.options))
 
   def batch(self, size: int, batched: tuple[bool, ...]) -> TileProgram:
     """The program of `size` examples at once: one more grid axis; every result and the `batched` operands are wider.
@@ -105,6 +121,17 @@ class TileProgram:
     if target not in self._images:
       self._images[target] = compile_image(self.graph, target, self.options)[0]
     return self._images[target]
+
+
+def simulate(lowering: pipeline.Lowering, arrays: Sequence[Any], **options: Any) -> list[np.ndarray]:
+  """The results of a simulated launch (`tiletrace.sim.launch.run` has the options).
+
+  Raises:
+    SimulationError: a fault was found.
+  """
+  result = run_simulator(lowering, [np.asarray(x) for x in arrays], **options)
+  raise_faults(result.faults)
+  return list(result.outputs)
 
 
 def _cache_key(graph: TileGraph, target: Target, options: CompileOptions) -> str:
@@ -210,9 +237,20 @@ class Lowered:
     cubin = pipeline.assemble(self.lowering)
     return Compiled(self, build_image(self.lowering, cubin), cubin)
 
-  def simulate(self, *args: Any) -> Any:
-    raise LoweringError("the PTX simulator does not exist yet", loc=self.program.graph.loc,
-                        hint='tile_call(..., backend="xla") runs the kernel on a CPU as jax ops')
+  def simulate(self, *args: Any, seed: int = 0, num_sms: int = 2, races: bool = True) -> list[np.ndarray]:
+    """Runs the PTX on this CPU (docs/simulator.md); returns the flat list of results.
+
+    Args:
+      *args: arrays of the shapes and dtypes that were traced.
+      seed: of what the hardware leaves open: the order of warps, when asynchronous work is done.
+      num_sms: SMs of the simulated GPU, which bounds the CTAs of a persistent kernel.
+      races: whether to look for data races.
+    Raises:
+      SimulationError: a fault was found; its `faults` have them all.
+      SimulatorInputError: arguments that do not fit.
+    """
+    flat = [jax.numpy.asarray(x) for x in jax.tree.leaves(args)]
+    return simulate(self.lowering, flat, seed=seed, num_sms=num_sms, races=races)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

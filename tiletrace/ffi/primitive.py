@@ -1,8 +1,8 @@
 """The JAX primitive of a compiled tile program: `tile_call`.
 
 One primitive, parameterised by a hashable program. It has a rule per platform: on CPUs (and, for programs of the
-"xla" backend, on GPUs) the program's own jax ops, on CUDA the XLA custom call that carries the kernel image, elsewhere
-an error that names the kernel. Only public modules of JAX are used.
+"xla" and "sim" backends, on GPUs) the program's own jax ops, on CUDA the XLA custom call that carries the kernel image,
+elsewhere an error that names the kernel. Only public modules of JAX are used.
 """
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Program(Protocol):
     in_avals: (shape, dtype) of each operand.
     out_avals: (shape, dtype) of each result.
     aliases: (input, output) pairs that share memory.
-    backend: "xla" runs `interpret` on every platform; None compiles where a compiler backend exists.
+    backend: "xla" and "sim" run `interpret` on every platform; None compiles where a compiler backend exists.
   """
 
   @property
@@ -58,7 +58,7 @@ class Program(Protocol):
   def backend(self) -> str | None: ...
 
   def interpret(self, *arrays: jax.Array) -> list[jax.Array]:
-    """The program as plain jax ops."""
+    """The program as plain jax ops, or (backend "sim") a call back to the simulator."""
     ...
 
   def batch(self, size: int, batched: tuple[bool, ...]) -> Program:
@@ -158,7 +158,7 @@ def _lower_interpreted(ctx: mlir.LoweringRuleContext, *operands: Any, program: P
 
 
 def _lower_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, program: Program) -> Any:
-  if program.backend == "xla":
+  if program.backend is not None:
     return _lower_interpreted(ctx, *operands, program=program)
   library.register()
   rule = jax.ffi.ffi_lowering(library.TARGET, operand_output_aliases=dict(program.aliases))
