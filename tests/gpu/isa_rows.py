@@ -10,11 +10,11 @@ import dataclasses
 import numpy as np
 
 from tiletrace.ffi import launch
-from tiletrace.ffi.image import KernelImage
+from tiletrace.ffi.image import KernelImage, Param, TensorMapSpec
 from tiletrace.lowering.assemble import AssembleOptions, Cubin, assemble
 from tiletrace.lowering.ptx import Module, isa
 from tiletrace.lowering.ptx.instr import Form
-from tiletrace.lowering.ptx.module import Builder, Param
+from tiletrace.lowering.ptx.module import Builder, Param as ModuleParam
 from tiletrace.lowering.ptx.registers import Addr, Reg
 from tiletrace.sim.adversary import Adversary
 from tiletrace.sim.launch import run_launch
@@ -53,19 +53,28 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-  """A module, its input bytes, the bytes of its output and of its shared memory, the results in the output."""
+  """A module of one kernel.
+
+  Attributes:
+    inputs: bytes of the first argument. nbytes: of the second. smem: bytes of shared memory.
+    results: what the second then holds.
+    maps: tensor maps of the arguments (operand 0 and 1), the further parameters.
+  """
   module: Module
   inputs: np.ndarray
   nbytes: int
   smem: int
   results: tuple[Result, ...]
+  maps: tuple[TensorMapSpec, ...] = ()
 
   def simulate(self) -> np.ndarray:
     """The output bytes; a fault fails the test."""
     memory = Global({"inputs": self.inputs, "outputs": np.full(self.nbytes, 0xFF, np.uint8)})
     (entry,) = self.module.entries
-    params = {p.name: a.address for p, a in zip(entry.params, memory.arrays)}
-    run = Launch(Program(self.module, entry), memory, params, (), (1, 1, 1), (1, 1, 1), self.smem, Adversary(0), 10**6)
+    values = [*(a.address for a in memory.arrays), *range(len(self.maps))]
+    params = {p.name: value for p, value in zip(entry.params, values, strict=True)}
+    run = Launch(Program(self.module, entry), memory, params, self.maps, (1, 1, 1), (1, 1, 1), self.smem, Adversary(0),
+                 most_steps=10**6)
     run_launch(run)
     assert not run.findings, str(run.findings[0])
     return memory.contents(1, (self.nbytes,), np.dtype(np.uint8))
@@ -75,9 +84,10 @@ class Kernel:
 
   def launch(self) -> np.ndarray:
     """The output bytes of the GPU."""
+    params: tuple[Param, ...] = (("operand", 0), ("operand", 1), *(("tensormap", i) for i in range(len(self.maps))))
     image = KernelImage(name=self.module.entries[0].name, cubin=self.assemble().image, grid=(1, 1, 1), block=THREADS,
-                        cluster=None, smem_bytes=self.smem, params=(("operand", 0), ("operand", 1)), tensor_maps=(),
-                        persistent=False, source="isa_rows.py:1", fingerprint="isa_rows")
+                        cluster=None, smem_bytes=self.smem, params=params, tensor_maps=self.maps, persistent=False,
+                        source="isa_rows.py:1", fingerprint="isa_rows")
     inputs, outputs = launch.upload(self.inputs), launch.empty((self.nbytes,), np.uint8)
     launch.Launcher(image)(inputs.pointer, outputs.pointer)
     return outputs.download()
@@ -86,11 +96,13 @@ class Kernel:
 class Writer:
   """Builds a kernel: operands by slot, results by slot."""
 
-  def __init__(self, smem: int = 0):
+  def __init__(self, smem: int = 0, maps: int = 0):
     self.module = Module("sm_90a")
     self.smem = smem
     self.shared = self.module.dynamic_shared("smem", align=1024) if smem else None
-    entry = self.module.entry("forms", [Param("inputs", "u64"), Param("outputs", "u64")], THREADS)
+    params = [("inputs", "u64"), ("outputs", "u64"), *((f"map{i}", "tensormap") for i in range(maps))]
+    entry = self.module.entry("forms", [ModuleParam(*p) for p in params], THREADS)
+    self.maps: list[TensorMapSpec] = []
     self.b: Builder = entry.builder()
     self.tid = self.b.special("tid.x")
     self._bases = {}
@@ -103,6 +115,12 @@ class Writer:
     self.out = 0
     self.results: list[Result] = []
     self._known: dict[tuple, Reg] = {}
+
+  def tensor_map(self, spec: TensorMapSpec) -> Reg:
+    """The next map's generic address."""
+    symbol = self.b.entry.param(f"map{len(self.maps)}")
+    self.maps.append(spec)
+    return self.b.new(isa.CVTA, self.b.new(isa.MOV_SYMBOL, symbol, type="u64"), space="param")
 
   def address(self, name: str, size: int, offset: int) -> Addr:
     """Byte `offset` + `size` times the thread of an argument."""
@@ -156,4 +174,4 @@ class Writer:
     """The finished kernel."""
     self.b(isa.RET)
     return Kernel(self.module, np.concatenate(self.pieces or [np.zeros(16, np.uint8)]), max(self.out, 16), self.smem,
-                  tuple(self.results))
+                  tuple(self.results), tuple(self.maps))
