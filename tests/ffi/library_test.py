@@ -53,7 +53,8 @@ def test_library_links_neither_cuda_nor_python():
     "import tiletrace.ffi.primitive; import jax; jax.devices()",
     "import jax; jax.devices(); import tiletrace.ffi.primitive",
     "from tiletrace.ffi import library; library.load(); import jax; jax.devices(); library.register()",
-], ids=["before the backend", "after the backend", "loaded first"])
+    "import jax; from tiletrace.ffi import library; library.register(); library.register(); import tiletrace",
+], ids=["before the backend", "after the backend", "loaded first", "twice"])
 def test_registration_is_safe_in_every_order(order):
   script = order + "; print(jax.numpy.arange(3).sum())"
   done = subprocess.run([sys.executable, "-W", "error", "-c", script], cwd=ROOT, capture_output=True, text=True,

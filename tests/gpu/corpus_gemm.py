@@ -69,7 +69,7 @@ def matmul_widths_transposed(rng, bn):
   return matmul(rng, 128, 2 * bn, 128, bn=bn, form="tt", to=F32)
 
 
-@case(groups=((1, 64), (1, 128), (2, 128), (2, 256), (3, 192)))
+@case(groups=((1, 64), (1, 128), (2, 128), (2, 256), (3, 192), (4, 256)))
 def matmul_warpgroups(rng, groups):
   warpgroups, bm = groups
   return matmul(rng, 2 * bm, 136, 192, bm=bm, bn=64, warpgroups=warpgroups)
@@ -187,30 +187,33 @@ def two_gemms_in_a_loop(rng):
   return Case(call, (a, b, d), (acc,), "gemm")
 
 
-def attention_like_kernel(q, k, v, o, *, bn, num_stages=2):
+def attention_like_kernel(q, k, v, o, *, bn, bm=128, num_stages=2, policy=None):
   """O = relu(Q K^T) V: the first product is the second one's operand in registers."""
   i = tt.program_id(0)
-  q_s = tt.alloc_shared((128, 64), q.dtype)
+  q_s = tt.alloc_shared((bm, 64), q.dtype)
   k_s = tt.alloc_shared((bn, 64), k.dtype)
   v_s = tt.alloc_shared((bn, 64), v.dtype)
-  s = tt.alloc_fragment((128, bn), F32)
-  acc = tt.alloc_fragment((128, 64), F32)
+  s = tt.alloc_fragment((bm, bn), F32)
+  acc = tt.alloc_fragment((bm, 64), F32)
   acc[...] = 0
-  tt.copy(q.at[tt.block(i, 128), :], q_s)
+  tt.copy(q.at[tt.block(i, bm), :], q_s)
   for j in tt.pipelined(tt.cdiv(k.shape[0], bn), num_stages=num_stages):
     tt.copy(k.at[tt.block(j, bn), :], k_s)
     tt.copy(v.at[tt.block(j, bn), :], v_s)
-    tt.gemm(q_s, k_s.T, s, accumulate=False)
+    tt.gemm(q_s, k_s.T, s, accumulate=False, policy=policy)
     p = tt.maximum(s[...] * 0.125, 0).astype(v.dtype)
-    tt.gemm(p, v_s, acc)
-  o[tt.block(i, 128), :] = acc[...].astype(o.dtype)
+    tt.gemm(p, v_s, acc, policy=policy)
+  o[tt.block(i, bm), :] = acc[...].astype(o.dtype)
 
 
-@case(warpgroups=(1, 2))
-def a_product_of_a_product(rng, warpgroups):
+@case(split=((1, "FULL_ROW"), (2, "FULL_ROW"), (4, "FULL_ROW"), (2, "FULL_COL"), (4, "FULL_COL"), (4, "SQUARE")))
+def a_product_of_a_product(rng, split):
+  """Rows, columns, or both shared out among one, two or four warpgroups."""
+  warpgroups, policy = split
+  bm = {"FULL_ROW": max(128, 64 * warpgroups), "FULL_COL": 64, "SQUARE": 128}[policy]
   q, k, v = (normal(rng, n, 64, dtype=BF16) for n in (200, 300, 300))
-  call = tt.tile_call(functools.partial(attention_like_kernel, bn=96), out(((200, 64), BF16)), grid=2,
-                      warpgroups=warpgroups)
+  call = tt.tile_call(functools.partial(attention_like_kernel, bm=bm, bn=96, policy=getattr(tt, policy)),
+                      out(((200, 64), BF16)), grid=tt.cdiv(200, bm), warpgroups=warpgroups)
   s = np.maximum(f64(q) @ f64(k).T * 0.125, 0)
   return Case(call, (q, k, v), (f64(s.astype(BF16)) @ f64(v),), "gemm")
 

@@ -125,6 +125,8 @@ class _Cta:
     name, mods, ops = inst.form.head.split(".")[0], inst.mods, inst.operands
     if name == "cp":
       self._copy_async(inst, active)
+    elif name == "stmatrix":
+      self._store_matrices(inst, active)
     elif name in ("ld", "st", "cvta"):
       self._memory(inst, active)
     elif name == "bar":
@@ -211,6 +213,19 @@ class _Cta:
       self.write(d[1], (word >> 16).astype(np.uint16), active)
     else:
       self.write(d, self.read(x[0], "b16").astype(np.uint32) | self.read(x[1], "b16").astype(np.uint32) << 16, active)
+
+  def _store_matrices(self, inst: Inst, active: np.ndarray) -> None:
+    """8x8 matrices of 16 bits: lane 8 m + r has the address of row r of matrix m, and elements 2 (l % 4) and the next of
+    row l / 4 of each (PTX ISA, stmatrix)."""
+    where, regs = inst.operands
+    assert isinstance(where, Addr) and isinstance(regs, tuple) and active.all() and ".trans" not in inst.form.head
+    start = (self.read(where.base, "s32").astype(np.int64) + where.offset).reshape(-1, 4, 8)
+    assert not (start[:, :len(regs)] % 16).any(), f"{inst} is not aligned"
+    lane = np.arange(self.threads) % 32
+    for m, reg in enumerate(regs):
+      at = start[np.arange(self.threads) // 32, m, lane // 4] + lane % 4 * 4
+      at = at[:, None] + np.arange(4)
+      self._checked(True, at, active, False)[at] = self.read(reg, "b32").copy().view(np.uint8).reshape(-1, 4)
 
   def _copy_async(self, inst: Inst, active: np.ndarray) -> None:
     """cp.async, as if it were done at once."""

@@ -1,10 +1,13 @@
 """Faults that other kernel languages for JAX had in the field, as tests: each must not come back here.
 
-What has a home elsewhere: orders of import in tests/ffi/library_test.py, aliases, grids in cache keys and x64 in
-compose_test.py, wide and nested batches in vmap_test.py, chained matrix products in tests/gpu/corpus_gemm.py.
+What has a home elsewhere: 3, grids in cache keys, in compose_test.py, with aliases (9), shard_map (8) and x64; 6,
+chained matrix products by one to four warpgroups, in tests/gpu/corpus_gemm.py; 7, wide and nested batches, in
+vmap_test.py; 8, derivatives, in grad_test.py; 10, orders of import, in tests/ffi/library_test.py, and an exported
+program in processes_test.py.
 """
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -58,15 +61,18 @@ def test_casts_of_negative_floats_truncate_and_abs_and_sign_keep_nan_and_zero():
 # --- 4: reductions along every axis, with and without the axis kept
 
 @pytest.mark.parametrize("size", [1, 7, 33, 64, 100])
-def test_reductions_along_axes_have_jnp_s_shapes_and_values(size):
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_reductions_along_axes_have_jnp_s_shapes_and_values(rank, size):
+  shape = {1: (size,), 2: (3, size), 3: (3, size, 2)}[rank]
+  axes = [*range(rank), *((0, k) for k in range(1, rank)), None]
   cases = [(ours, theirs, axis, keepdims) for ours, theirs in ((tt.sum, np.sum), (tt.max, np.max))
-           for axis in (0, 1, 2, (0, 2), None) for keepdims in (False, True)]
+           for axis in axes for keepdims in (False, True)]
 
   def kernel(x, *results):
     for (ours, _, axis, keepdims), result in zip(cases, results, strict=True):
       result[...] = ours(x[...], axis=axis, keepdims=keepdims)
 
-  x = normal(size, 3, size, 2)
+  x = normal(size, *shape)
   wanted = [np.asarray(theirs(x, axis=axis, keepdims=keepdims)) for _, theirs, axis, keepdims in cases]
   for got, want in zip(tt.tile_call(kernel, tuple(map(like, wanted)), grid=(1,))(x), wanted, strict=True):
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
@@ -103,6 +109,26 @@ print("right")
 """
   done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False)
   assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+
+
+def test_a_program_from_jax_s_persistent_cache_is_right_in_a_new_process(tmp_path):
+  script = """
+import numpy as np, jax, jax.monitoring
+hits = []
+jax.monitoring.register_event_listener(lambda name, **_: hits.append(name) if name.endswith("cache_hits") else None)
+from tests.transforms.kernels import scale_rows, normal
+x, s = normal(0, 6, 5), normal(1, 6)
+np.testing.assert_array_equal(jax.jit(scale_rows)(x, s), x * s[:, None])
+print(len(hits))
+"""
+  environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path), "JAX_PLATFORMS": "cpu",
+                 "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
+  hits = []
+  for _ in range(2):
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    hits.append(int(done.stdout))
+  assert hits[0] == 0 < hits[1]
 
 
 def test_traces_of_two_threads_do_not_mix():

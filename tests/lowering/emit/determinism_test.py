@@ -10,7 +10,7 @@ _SCRIPT = """
 import hashlib
 from tests.gpu import corpus_control, corpus_elementwise, corpus_gemm, corpus_memory
 from tests.gpu.corpus import build
-names = ("matmul_tails-1000x776x336", "a_product_of_a_product-2", "matmul_rows_tma_cannot_take-40x777x64",
+names = ("matmul_tails-1000x776x336", "a_product_of_a_product-2xFULL_ROW", "matmul_rows_tma_cannot_take-40x777x64",
          "through_shared_memory-bf16", "unary-bf16", "global_memory_is_read_after_it_was_written", "nested_branches",
          "views_end_where_they_say-3x9", "two_gemms_in_a_loop", "masks-bf16")
 for name in names:

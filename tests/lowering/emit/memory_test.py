@@ -3,11 +3,15 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
 import tiletrace as tt
+from tests.gpu.corpus import Case, normal
+from tests.lowering import lockstep
 from tests.lowering.kernels import BF16, F32, assemble, count, lower, matmul, struct
 from tiletrace.core.errors import ResourceError
+from tiletrace.lowering.layouts.catalog import wgmma_accumulator
 
 
 def copy_kernel(x, y, *, rows, columns):
@@ -124,3 +128,21 @@ def test_a_grid_over_the_hardwares_limit_is_refused():
 
   with pytest.raises(ResourceError, match="has 4294967296 programs, the hardware takes 2147483647"):
     tt.tile_call(kernel, struct(64), grid=(65536, 65536))
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=["bf16", "f32"])
+@pytest.mark.parametrize("swizzle", [0, 32, 64])
+@pytest.mark.parametrize("warpgroups", [2, 3, 4, 6])
+def test_warpgroups_may_begin_inside_of_a_swizzle_s_period(warpgroups, swizzle, dtype):
+  """An accumulator of 96 columns shared out: 48, 32, 24 or 16 to a warpgroup, of rows of 32 to 128 bytes."""
+  def kernel(x, y):
+    mine = tt.alloc_fragment((64, 96), dtype, layout=wgmma_accumulator(64, 96, warpgroups, "n"))
+    shared = tt.alloc_shared((64, 96), dtype, layout=tt.swizzle(swizzle) if swizzle else None)
+    mine[...] = x[...]
+    shared[...] = mine[...]
+    y[...] = shared[...]
+
+  x = normal(np.random.default_rng(warpgroups), 64, 96, dtype=dtype)
+  call = tt.tile_call(kernel, struct(64, 96, dtype=dtype), grid=1, warpgroups=warpgroups)
+  (got,) = lockstep.run(call.lower(x), Case(call, (x,), (), "exact"))
+  np.testing.assert_array_equal(got, x)

@@ -127,17 +127,74 @@ def shared_addresses(ctx: EmitContext, table: np.ndarray, base: Reg, offset: int
   """Code for base + offset + table[t, i], for every column i.
 
   Args:
-    table: int [threads, columns], bytes within the buffer. Each entry is (T(t) ^ x(i)) + a(i), an XOR below the
-      swizzle's atom and a sum above it; or, without a swizzle, a sum T(t) + a(i).
+    table: int [threads, columns], bytes within the buffer. Most often each entry is (T(t) ^ x(i)) + a(i), an XOR below
+      the swizzle's atom and a sum above it; or, without a swizzle, a sum T(t) + a(i). Where warps begin inside of a
+      swizzle's period, that holds for some columns at a time, or for some warps.
     base: the buffer's base register. `offset` is a literal on top of it, a multiple of the atom where x is not zero.
   """
+  return SharedAddresses(tuple(_addresses(ctx, table.astype(np.int64), base, offset)))
+
+
+def _addresses(ctx: EmitContext, table: np.ndarray, base: Reg, offset: int) -> list[tuple[Reg, int]]:
+  groups = _alike(table)
+  if groups is None:
+    return _by_halves(ctx, table, base, offset)
+  out: list[tuple[Reg, int]] = [(base, 0)] * table.shape[1]
+  for columns in groups:
+    for i, address in zip(columns, _addresses_of(ctx, table[:, columns], base, offset), strict=True):
+      out[i] = address
+  return out
+
+
+def _by_halves(ctx: EmitContext, table: np.ndarray, base: Reg, offset: int) -> list[tuple[Reg, int]]:
+  """The addresses of the threads below and above the highest bit of their index, and a choice by it."""
+  n, b = len(table), ctx.b
+  half = 1 << (n - 1).bit_length() - 1
+  parts = (part[np.arange(n) % len(part)] for part in (table[:half], table[half:]))
+  below, above = (_addresses(ctx, part, base, offset) for part in parts)
+  is_above = b.new(isa.SETP, ctx.local_tid(), half, cmp="ge", type="s32")
+  made: dict[tuple[Reg, Reg, int], Reg] = {}
+  out = []
+  for (p, i), (q, j) in zip(below, above, strict=True):
+    key = p, q, j - i
+    if key not in made:
+      q = b.new(isa.ADD, q, j - i, type="s32") if j != i else q
+      made[key] = b.new(isa.SELP, q, p, is_above, type="b32")
+    out.append((made[key], i))
+  return out
+
+
+def _alike(table: np.ndarray) -> list[list[int]] | None:
+  """The columns, in groups that each come apart into a thread's and a column's part; None where one does not."""
+  everything = list(range(table.shape[1]))
+  if _comes_apart(table):
+    return [everything]
+  groups: list[list[int]] = []
+  for i in everything:
+    group = next((g for g in groups if _comes_apart(table[:, [*g, i]])), None)
+    if group is not None:
+      group.append(i)
+    elif _comes_apart(table[:, [i]]):
+      groups.append([i])
+    else:
+      return None
+  return groups
+
+
+def _comes_apart(table: np.ndarray) -> bool:
+  if any(_xor_and_sum(table, atom) is not None for atom in _ATOMS):
+    return True
+  return bool((table == table[:, :1] + table[:1] - table[0, 0]).all()) and _bit_steps(table[:, 0]) is not None
+
+
+def _addresses_of(ctx: EmitContext, table: np.ndarray, base: Reg, offset: int) -> list[tuple[Reg, int]]:
   b = ctx.b
-  parts = next((p for atom in _ATOMS if (p := _xor_and_sum(table.astype(np.int64), atom)) is not None), None)
+  parts = next((p for atom in _ATOMS if (p := _xor_and_sum(table, atom)) is not None), None)
   if parts is None:
-    thread, delta = split_sum(table.astype(np.int64))
+    thread, delta = split_sum(table)
     x = thread_sum(ctx, thread - thread[0])
     start = b.new(isa.ADD, base, x, type="s32") if isinstance(x, Reg) else base
-    return SharedAddresses(tuple((start, offset + int(thread[0]) + d) for d in delta.tolist()))
+    return [(start, offset + int(thread[0]) + d) for d in delta.tolist()]
   low, high, columns = parts
   flip, step = low[0] ^ low[0, 0], high[0] - high[0, 0]
   varying = int(np.bitwise_or.reduce(low[:, 0] ^ low[0, 0])) | int(low[0, 0])
@@ -152,7 +209,7 @@ def shared_addresses(ctx: EmitContext, table: np.ndarray, base: Reg, offset: int
         t = b.new(isa.XOR, thread, mixed, type="b32") if isinstance(thread, Reg) else thread ^ mixed
       made[mixed] = base if t == 0 else b.new(isa.ADD, base, t, type="s32")
     out.append((made[mixed], offset + (x & ~varying) + a))
-  return SharedAddresses(tuple(out))
+  return out
 
 
 def _xor_and_sum(table: np.ndarray, atom: int) -> tuple[np.ndarray, np.ndarray, list[int]] | None:
