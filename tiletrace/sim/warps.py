@@ -10,6 +10,7 @@ from tiletrace.lowering.ptx.registers import Reg
 from tiletrace.sim.faults import Violation
 from tiletrace.sim.machine import Machine
 from tiletrace.sim.program import Op
+from tiletrace.sim.registers import Constant
 from tiletrace.sim.strands import WARP, Strand, lanes_by_warp
 from tiletrace.sim.tables import Act, effect
 
@@ -94,35 +95,38 @@ def _shuffle(m: Machine, op: Op) -> Act:
   names = [s.name for s in op.inst.form.slots]
   slots, operands = dict(zip(names, op.inst.form.slots)), dict(zip(names, op.inst.operands))
   a, b, c, mask = (m.registers.source(operands[n], slots[n]) for n in ("a", "b", "c", "mask"))
-  mode, lane, d, p = op.inst.mods["mode"], np.arange(WARP), operands["d"], operands.get("p")
+  mode, d, p = op.inst.mods["mode"], operands["d"], operands.get("p")
   assert isinstance(d, Reg)
+
+  fixed = _source_lanes(mode, b[0], c[0]) if isinstance(b, Constant) and isinstance(c, Constant) else None
 
   def act(s: Strand, threads: np.ndarray, at: Any) -> None:
     _demand_mask(m, op, threads, mask[at])
     lanes = _Lanes(m, threads, at)
     values = lanes.get(a)
-    by, clamp = lanes.get(b).astype(np.int64) & 31, lanes.get(c).astype(np.int64)
-    bound, segment = clamp & 31, clamp >> 8 & 31
-    most, least = (lane & segment) | (bound & ~segment), lane & segment      # PTX ISA 9.7.9, shfl.sync, pseudocode
-    if mode == "up":
-      source = lane - by
-      inside = source >= most
-    elif mode == "down":
-      source = lane + by
-      inside = source <= most
-    elif mode == "bfly":
-      source = lane ^ by
-      inside = source <= most
+    source, inside = fixed or _source_lanes(mode, lanes.get(b), lanes.get(c))
+    if lanes.whole and fixed is not None:
+      result = values[:, source[0]]
     else:
-      source = least | (by & ~segment)
-      inside = source <= most
-    source = np.where(inside, source, lane)
-    if not lanes.whole and not np.take_along_axis(lanes.active, source, 1)[lanes.active].all():
-      raise Violation("not uniform", f"{op.inst.form} reads from a lane that does not execute it", threads=threads)
-    m.registers.assign(d, slots["d"], lanes.flat(np.take_along_axis(values, source, 1)), at)
+      source, inside = np.broadcast_to(source, values.shape), np.broadcast_to(inside, values.shape)
+      if not np.take_along_axis(lanes.active, source, 1)[lanes.active].all():
+        raise Violation("not uniform", f"{op.inst.form} reads from a lane that does not execute it", threads=threads)
+      result = np.take_along_axis(values, source, 1)
+    m.registers.assign(d, slots["d"], lanes.flat(result), at)
     if isinstance(p, Reg):
-      m.registers.assign(p, slots["p"], lanes.flat(inside), at)
+      m.registers.assign(p, slots["p"], lanes.flat(np.broadcast_to(inside, values.shape)), at)
   return act
+
+
+def _source_lanes(mode: str, b: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """(lane read [.., 32], whether it is in range), from the operands [.., 32] or [1] (PTX ISA 9.7.9, shfl.sync)."""
+  lane = np.arange(WARP)
+  by, clamp = b.astype(np.int64) & 31, c.astype(np.int64)
+  bound, segment = clamp & 31, clamp >> 8 & 31
+  most, least = (lane & segment) | (bound & ~segment), lane & segment
+  source = {"up": lane - by, "down": lane + by, "bfly": lane ^ by, "idx": least | (by & ~segment)}[mode]
+  inside = source >= most if mode == "up" else source <= most
+  return np.atleast_2d(np.where(inside, source, lane)), np.atleast_2d(inside)
 
 
 @effect(isa.VOTE, isa.VOTE_BALLOT, isa.REDUX, isa.MATCH_ANY)

@@ -1,0 +1,41 @@
+"""The corpus (tests/gpu), whose cases are right as jax ops and on a GPU, in the simulator: right as well, and no faults."""
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from tests.gpu import (  # noqa: F401  (they register)
+  corpus_control,
+  corpus_elementwise,
+  corpus_gemm,
+  corpus_kernels,
+  corpus_memory,
+  corpus_reduce,
+  corpus_tails,
+)
+from tests.gpu.corpus import CASES, Case, build
+from tests.tolerances import assert_close
+from tiletrace.sim.launch import run
+
+
+def check(name: str, case: Case, seed: int) -> None:
+  lowered = case.call.lower(*case.inputs)
+  result = run(lowered.lowering, [np.asarray(x) for x in jax.tree.leaves(case.inputs)], seed=seed)
+
+  assert not result.faults, "\n".join(map(str, result.faults))
+  for n, (got, want, kind) in enumerate(zip(result.outputs, case.want, case.kinds(), strict=True)):
+    assert_close(got, want, kind, f"{name}, output {n}")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_corpus_is_right_and_has_no_faults(name: str):
+  check(name, build(name), seed=0)
+
+
+# Every family that waits for something, under schedules that reorder warps.
+@pytest.mark.parametrize("seed", (1, 2, 3))
+@pytest.mark.parametrize("name", [n for n in CASES if n.startswith((
+  "matmul_forms-", "matmul_warpgroups", "matmul_policies", "tails_by_stages", "tails_by_warpgroups", "columns-33"))])
+def test_other_schedules_give_the_same(name: str, seed: int):
+  check(name, build(name), seed)
