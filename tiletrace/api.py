@@ -371,9 +371,9 @@ def tile_call(kernel: Callable[..., None], out_shape: Any, *, grid: int | tuple[
   for k in unknown:
     raise TypeError(f"tile_call() has no keyword {k!r}" + (f"; use {_TRANSLATIONS[k]}" if k in _TRANSLATIONS else ""))
   label = name or getattr(_innermost(kernel), "__name__", "kernel")
-  for what, value, later in (("cluster", cluster, "clusters"), ("dynamic_shapes", dynamic_shapes, "dynamic shapes")):
+  for what, value in (("cluster", cluster), ("dynamic_shapes", dynamic_shapes), ("cost_estimate", cost_estimate)):
     if value is not None:
-      raise TileTypeError(f"tile_call({label}): {what}={value!r}: {later} are not lowered yet", loc=user_loc(),
+      raise TileTypeError(f"tile_call({label}): {what}={value!r}: there are none yet", loc=user_loc(),
                           hint=f"drop {what}=")
   if not label.isidentifier():
     raise TileTypeError(f"tile_call: name {label!r} is not an identifier, as a GPU symbol must be", loc=user_loc(),

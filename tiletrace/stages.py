@@ -26,9 +26,10 @@ import numpy as np
 from tiletrace.core import config
 from tiletrace.core.batch import batch
 from tiletrace.core.digest import digest as graph_digest
-from tiletrace.core.errors import ResourceError
+from tiletrace.core.errors import ResourceError, TileTypeError
 from tiletrace.core.graph import TileGraph
 from tiletrace.core.printer import to_text
+from tiletrace.core.types import RefType
 from tiletrace.ffi import primitive
 from tiletrace.ffi.image import KernelImage, Param, TensorMapSpec
 from tiletrace.lowering import cache, pipeline
@@ -49,6 +50,7 @@ class TileProgram:
   """A traced kernel as the JAX primitive needs it. Equal by fingerprint: graph, options and target."""
 
   def __init__(self, graph: TileGraph, options: CompileOptions, backend: str | None):
+    _check_extents(graph)
     self.graph, self.options, self.backend = graph, options, backend
     self.name, self.source = graph.name, graph.loc.short()
     self.fingerprint = cache.digest(graph_digest(graph), repr(options), repr(backend))
@@ -132,6 +134,16 @@ def simulate(lowering: pipeline.Lowering, arrays: Sequence[Any], **options: Any)
   result = run_simulator(lowering, [np.asarray(x) for x in arrays], **options)
   raise_faults(result.faults)
   return list(result.outputs)
+
+
+def _check_extents(graph: TileGraph) -> None:
+  """Addresses are 64 bits wide, but an index is an i32, in kernels as in program ids."""
+  for name, var in zip(graph.arg_names, graph.invars, strict=True):
+    assert isinstance(var.type, RefType)
+    for d, n in enumerate(var.type.shape):
+      if n > 2**31 - 1:
+        raise TileTypeError(f"{graph.name}: dimension {d} of {name} has {n} elements, and an index is an i32",
+                            loc=graph.loc, hint="fold it into two dimensions: x.reshape(-1, 4096)")
 
 
 def _cache_key(graph: TileGraph, target: Target, options: CompileOptions) -> str:
@@ -276,7 +288,8 @@ class Compiled:
             "spill_loads": self.cubin.spill_loads, "smem_bytes": self.image.smem_bytes}
 
   def cost_analysis(self) -> dict[str, int]:
-    """FLOPs of the gemms, and the bytes of every operand read and result written once."""
+    """"flops" of the gemms, where an abstract number of trips counts for the fewest that are possible, and "bytes" of
+    every operand read and every result written once; a result in place is both."""
     return Report.cost(self.lowered.lowering.graph)
 
   def __call__(self, *args: Any) -> Any:
