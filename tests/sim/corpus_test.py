@@ -1,4 +1,4 @@
-"""The corpus (tests/gpu), whose cases are right as jax ops and on a GPU, in the simulator: right as well, and no faults."""
+"""The corpus (tests/gpu), right as jax ops and on a GPU, in the simulator: right there too, and no faults."""
 from __future__ import annotations
 
 import jax

@@ -21,6 +21,7 @@ from tiletrace.sim.memory import Global
 from tiletrace.sim.program import Program, SimulatorInputError
 from tiletrace.sim.races import Grid
 from tiletrace.sim.shadow import Shadow
+from tiletrace.sim.summary import Counters
 
 NUM_SMS = 2                   # of the simulated device: persistent CTAs then have several tiles each
 MOST_STEPS = 20_000_000       # instructions of strands
@@ -36,14 +37,16 @@ class Result:
     outputs: one array for each result; elements that nobody wrote are NaN (integers: all ones).
     faults: what is wrong; the outputs are worthless where one of them ended the run.
     steps: instructions executed, each for all threads at one place.
+    counters: what was counted, where that was asked for.
   """
   outputs: tuple[np.ndarray, ...]
   faults: tuple[Fault, ...]
   steps: int
+  counters: Counters | None = None
 
 
 def run(lowering: Lowering, inputs: Sequence[np.ndarray], *, seed: int = 0, num_sms: int = NUM_SMS,
-        races: bool = True, most_steps: int = MOST_STEPS) -> Result:
+        races: bool = True, counters: bool = False, most_steps: int = MOST_STEPS) -> Result:
   """Runs a lowered kernel.
 
   Args:
@@ -51,6 +54,7 @@ def run(lowering: Lowering, inputs: Sequence[np.ndarray], *, seed: int = 0, num_
     seed: of everything that the hardware leaves open (`adversary`).
     num_sms: SMs of the device; a persistent grid has at most so many CTAs.
     races: whether to look for data races.
+    counters: whether to count bytes, wavefronts and the like (`summary`).
     most_steps: the limit of instructions.
   Raises:
     SimulatorInputError: inputs that do not fit, or an instruction without semantics.
@@ -74,16 +78,19 @@ def run(lowering: Lowering, inputs: Sequence[np.ndarray], *, seed: int = 0, num_
   ctas = math.prod(graph.options.grid)
   grid = (min(ctas, num_sms) if graph.options.persistent else ctas, 1, 1)
   x, y, z = (*(entry.cluster or (1,)), 1, 1)[:3]
-  launch = Launch(Program(lowering.emitted.module, entry), memory, params, maps, grid, (x, y, z),
+  program = Program(lowering.emitted.module, entry)
+  launch = Launch(program, memory, params, maps, grid, (x, y, z),
                   lowering.program.smem_bytes, Adversary(seed), most_steps)
   if races:
     launch.grid_order = Grid(grid[0] // x)
     launch.shadows = tuple(
         Shadow(a.address, max(16, -(-a.nbytes // 16) * 16), grid_wide=True, read_only=i not in written)
         for i, a in enumerate(memory.arrays))
+  if counters:
+    launch.counters = Counters(program, [0] * len(program.ops))
   run_launch(launch)
   outputs = tuple(memory.contents(roots.index(v), v.type.shape, v.type.dtype) for v in graph.outputs)  # type: ignore[union-attr]
-  return Result(outputs, tuple(launch.findings), launch.steps)
+  return Result(outputs, tuple(launch.findings), launch.steps, launch.counters)
 
 
 def run_launch(launch: Launch) -> None:

@@ -18,6 +18,7 @@ from tiletrace.sim.registers import Registers
 from tiletrace.sim.shadow import Shadow
 from tiletrace.sim.storage import resize
 from tiletrace.sim.strands import WARP, Strand, diverge, index, merge
+from tiletrace.sim.summary import Counters
 from tiletrace.sim.tables import EFFECTS, Act
 
 WARPGROUP = 128
@@ -80,7 +81,7 @@ class Launch:
   most_steps: int
   grid_order: races.Grid | None = None
   shadows: tuple[Shadow, ...] = ()
-  counters: Any = None
+  counters: Counters | None = None
   steps: int = 0
   findings: list[Fault] = dataclasses.field(default_factory=list)
   released: dict[int, tuple[int, Any, np.ndarray]] = dataclasses.field(default_factory=dict)
@@ -120,10 +121,11 @@ class Machine:
     self.busy: dict[int, dict[Reg, str]] = {}
     self.busy_anywhere: set[Reg] = set()
     self.cta = -1
+    self._running = self.ops[0]
     self.on_start: list[Callable[[], None]] = []
     self.on_exit: list[Callable[[np.ndarray], None]] = []            # threads end
     self.on_end: list[Callable[[], None]] = []                       # the cluster ends
-    self.counts = [0] * len(self.ops)
+    self.counts = [0] * len(self.ops) if launch.counters is None else launch.counters.executed
     self._watched: list[tuple[frozenset[Reg], Watcher] | None] = [None] * len(self.ops)
     self.guards: list[tuple[np.ndarray, bool] | None] = [
         None if op.inst.pred is None else (self.registers.row(op.inst.pred), op.inst.negate) for op in self.ops]
@@ -247,6 +249,7 @@ class Machine:
         self._step_limit(op, s)
       counts[pc] += len(s.warps)
       try:
+        self._running = op
         if op.unsure:
           self._check_guard(op, s)
         threads, at, guard = s.threads, s.at, guards[pc]
@@ -328,6 +331,8 @@ class Machine:
   def block(self, s: Strand, condition: Condition) -> bool:
     """The strand waits, then goes on at its `pc`. Returns True, as an act does."""
     self.blocked.append((s, condition))
+    if self.counters is not None:
+      self.counters.wait(self._running, len(s.warps))
     return True
 
   def end(self, s: Strand, threads: np.ndarray) -> bool:

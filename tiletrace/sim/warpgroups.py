@@ -284,8 +284,8 @@ def _check_swizzle(m: Machine, group: Warpgroup, op: Op, desc: int, what: str, o
   group.checked.add((op, what, desc))
   fields, where = wgmma.decode(desc), np.arange(group.at.start, group.at.stop)
   if fields.swizzle and fields.base_offset and fields.start % (8 * fields.swizzle) < 128:
-    raise Violation("descriptor", f"{what} starts at {fields.start:#x}, where a pattern of {fields.swizzle} bytes begins, "
-                    f"and has the base offset {fields.base_offset}", threads=where)
+    raise Violation("descriptor", f"{what} starts at {fields.start:#x}, where a pattern of {fields.swizzle} bytes "
+                    f"begins, and has the base offset {fields.base_offset}", threads=where)
   swizzles = m.units.get("swizzles", {})
   if m.races is None or not swizzles:
     return
