@@ -4,12 +4,14 @@ from __future__ import annotations
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import tiletrace as tt
 from tests.lowering.kernels import BF16, F32, lower, matmul, struct
-from tests.transforms.kernels import add_in_place_kernel, scale_rows
+from tests.transforms.kernels import add_in_place_kernel, like, scale_rows
+from tiletrace.core.errors import TileTypeError
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(1024, 1024, 512), (100, 200, 72), (128, 128, 0)])
@@ -58,3 +60,9 @@ def test_memory_is_counted_and_the_report_has_it_all():
   assert report["cost"] == compiled.cost_analysis()
   assert report["assembled"]["registers"] == memory["registers"]
   assert f"{report['cost']['flops'] / 1e9:.3f} GFLOP" in compiled.report()
+
+
+def test_an_estimate_of_the_cost_is_refused_rather_than_dropped():
+  with pytest.raises(TileTypeError, match=r"cost_estimate=.*: there are none yet") as e:
+    tt.tile_call(lambda x, y: None, like(jnp.zeros(3)), grid=1, name="kernel", cost_estimate={"flops": 1})
+  assert "tt.tile_call(" in str(e.value) and e.value.hint == "drop cost_estimate="

@@ -66,6 +66,16 @@ def run(lowered: Lowered, case: Case) -> list[np.ndarray]:
   return out
 
 
+def global_accesses(lowered: Lowered, cta: int) -> list[tuple[set[int], set[int]]]:
+  """For each array, the byte offsets that one program loads from and stores to, without any memory being there."""
+  starts = [(i + 1) << 44 for i in range(len(lowered.lowering.emitted.module.entries[0].params))]
+  programs = math.prod(lowered.lowering.graph.options.grid)
+  run = _Addresses(lowered, np.zeros(0, np.uint8), np.zeros(0, bool), starts, cta, programs)
+  run.run()
+  return [tuple({a - start for a in seen if 0 <= a - start + (1 << 43) < 1 << 44} for seen in (run.loads, run.stores))
+          for start in starts]
+
+
 class _Cta:
   def __init__(self, lowered: Lowered, memory: np.ndarray, legal: np.ndarray, starts: list[int], cta: int, ctas: int):
     (self.entry,) = lowered.lowering.emitted.module.entries
@@ -215,7 +225,7 @@ class _Cta:
       self.write(d, self.read(x[0], "b16").astype(np.uint32) | self.read(x[1], "b16").astype(np.uint32) << 16, active)
 
   def _store_matrices(self, inst: Inst, active: np.ndarray) -> None:
-    """8x8 matrices of 16 bits: lane 8 m + r has the address of row r of matrix m, and elements 2 (l % 4) and the next of
+    """8x8 matrices of 16 bits: lane 8 m + r has the address of row r of matrix m, and elements 2 (l % 4) and next of
     row l / 4 of each (PTX ISA, stmatrix)."""
     where, regs = inst.operands
     assert isinstance(where, Addr) and isinstance(regs, tuple) and active.all() and ".trans" not in inst.form.head
@@ -284,3 +294,25 @@ class _Cta:
       assert not (self.read_by[at] & ~(1 << warp)).any(), "a write to what another warp reads, without a sync between"
       self.written_by[at] = warp + 1
     return self.shared
+
+
+class _Addresses(_Cta):
+  """Notes the global addresses instead of accessing them; what is loaded is 0."""
+
+  def __init__(self, *args: Any):
+    super().__init__(*args)
+    self.loads: set[int] = set()
+    self.stores: set[int] = set()
+
+  def _memory(self, inst: Inst, active: np.ndarray) -> None:
+    if ".global" not in inst.form.head or inst.form.head.startswith("cvta"):
+      super()._memory(inst, active)
+      return
+    loading = inst.form.head.startswith("ld")
+    regs, where = inst.operands if loading else inst.operands[::-1]
+    assert isinstance(where, Addr)
+    size = np.dtype(_TYPES[inst.mods["type"]]).itemsize * (len(regs) if isinstance(regs, tuple) else 1)
+    start = self.read(where.base, "s64")[active] + where.offset
+    (self.loads if loading else self.stores).update((start[:, None] + np.arange(size)).reshape(-1).tolist())
+    for reg in (regs if isinstance(regs, tuple) else (regs,)) if loading else ():
+      self.write(reg, np.zeros(self.threads, _TYPES[inst.mods["type"]]), active)
