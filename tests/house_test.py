@@ -39,9 +39,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("sim", "ffi", "jaxpr"),
     ("report", "stages", "api"),
     ("",),                          # tiletrace/__init__.py
-    ("kernels", "doctor"),          # written with it, as users do
+    ("kernels", "doctor", "check"),     # written with it, as users do
 )
-MAY_IMPORT_JAX = ("lowering.xla", "ffi", "jaxpr", "stages", "api", "kernels", "doctor")
+MAY_IMPORT_JAX = ("lowering.xla", "ffi", "jaxpr", "stages", "api", "kernels", "doctor", "check")
 MAY_KNOW_CUDA = ("lowering.assemble", "ffi")
 CUDA_MODULES = {"cuda", "ctypes", "subprocess"}       # the driver, its libraries, its programs
 CORE_MAY_IMPORT = {"numpy", "ml_dtypes", "tiletrace", *sys.stdlib_module_names}

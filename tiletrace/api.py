@@ -13,6 +13,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from tiletrace.core import config
 from tiletrace.core.dtypes import canonical
 from tiletrace.core.effects import Access, RefEffect
 from tiletrace.core.errors import ResourceError, TileTypeError
@@ -349,8 +350,8 @@ def tile_call(kernel: Callable[..., None], out_shape: Any, *, grid: int | tuple[
       the other two are trees like out_shape; the result is a tuple like `inputs`, where None stands for zero. Or "xla":
       differentiate the jax program of the kernel.
     options: CompileOptions.
-    backend: "xla" runs the kernel as jax ops on every platform, "sim" runs its PTX in the simulator; None compiles on
-      GPUs.
+    backend: "xla" runs the kernel as jax ops on every platform, "sim" runs its PTX in the simulator; None is what
+      TT_BACKEND says, and else compiles on GPUs.
     name: shown in jaxprs, HLO and profiles; default: the kernel function's.
   Returns:
     a TileCall: callable on arrays (pytrees of them), with `trace`, `lower`.
@@ -380,6 +381,7 @@ def tile_call(kernel: Callable[..., None], out_shape: Any, *, grid: int | tuple[
                         hint='give one: name="my_kernel"')
   if backend not in (None, "xla", "sim"):
     raise TileTypeError(f"tile_call({label}): backend is {backend!r}", loc=user_loc(), hint='None, "xla" or "sim"')
+  backend = backend or config.read().backend
   extents = _grid(grid, label)
   if raster is not None:
     _count(raster, "raster", label)

@@ -18,7 +18,7 @@ import functools
 import json
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -46,6 +46,21 @@ _TENSOR_MAP_RANK = 5  # CUDA driver API, cuTensorMapEncodeTiled
 _L2_PROMOTION = 256  # bytes: operands are streamed
 
 
+class Observer(Protocol):
+  """What `tiletrace.check` is told while a script runs."""
+
+  def traced(self, program: TileProgram) -> None:
+    """A kernel was traced."""
+    ...
+
+  def simulate(self, program: TileProgram, inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+    """A kernel of the backend "sim" runs: its results."""
+    ...
+
+
+OBSERVERS: list[Observer] = []
+
+
 class TileProgram:
   """A traced kernel as the JAX primitive needs it. Equal by fingerprint: graph, options and target."""
 
@@ -56,6 +71,8 @@ class TileProgram:
     self.fingerprint = cache.digest(graph_digest(graph), repr(options), repr(backend))
     self._images: dict[str, KernelImage] = {}
     self._batches: dict[tuple[int, tuple[bool, ...]], TileProgram] = {}
+    for observer in OBSERVERS:
+      observer.traced(self)
 
   def __repr__(self) -> str:
     return f"<{self.name} {self.fingerprint[:8]} at {self.source}>"
@@ -91,10 +108,17 @@ class TileProgram:
   def _simulated(self, *arrays: jax.Array) -> list[jax.Array]:
     """The PTX in the simulator, called back to from the compiled program."""
     results = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in self.out_avals]
-    return jax.pure_callback(lambda *given: simulate(self._lowering, given), results, *arrays)
+    lowering = self.lowering                     # refused here, not within the call back
+    return jax.pure_callback(lambda *given: self._simulate(lowering, given), results, *arrays)
+
+  def _simulate(self, lowering: pipeline.Lowering, given: Sequence[Any]) -> list[np.ndarray]:
+    inputs = [np.asarray(x) for x in given]
+    if not OBSERVERS:
+      return simulate(lowering, inputs)
+    return [list(observer.simulate(self, inputs)) for observer in OBSERVERS][-1]
 
   @functools.cached_property
-  def _lowering(self) -> pipeline.Lowering:
+  def lowering(self) -> pipeline.Lowering:
     return pipeline.lower(self.graph, *pipeline.resolve(None, self.options))
 
   def batch(self, size: int, batched: tuple[bool, ...]) -> TileProgram:

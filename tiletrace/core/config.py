@@ -38,6 +38,7 @@ class Config:
   lineinfo: bool
   verify: bool
   stop_after: str | None
+  backend: str | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,6 +65,12 @@ def _bool(text: str) -> bool:
 
 
 def _text(text: str) -> str | None:
+  return text or None
+
+
+def _backend(text: str) -> str | None:
+  if text not in ("", "xla", "sim"):
+    raise ValueError("xla or sim")
   return text or None
 
 
@@ -95,6 +102,8 @@ SWITCHES = (
            "lines", _bool),
     Switch("TT_VERIFY", "verify", "1", "0", "0: skip the checks between compiler passes", _bool),
     Switch("TT_STOP_AFTER", "stop_after", "", "schedule", "compile up to this stage and no further", _text),
+    Switch("TT_BACKEND", "backend", "", "sim", "how kernels run whose tile_call names no backend: xla as jax ops, sim in "
+           "the simulator", _backend),
 )
 
 
