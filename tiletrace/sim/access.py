@@ -12,7 +12,7 @@ from tiletrace.sim import numerics
 from tiletrace.sim.control import PARAM_SPAN, PARAM_START, PARAM_WINDOW, parameter_address
 from tiletrace.sim.faults import Violation
 from tiletrace.sim.machine import Machine
-from tiletrace.sim.mbarriers import clustered, local, mbarriers, shared_addresses
+from tiletrace.sim.mbarriers import clustered, local, mbarriers, shared_addresses, window
 from tiletrace.sim.memory import Bytes
 from tiletrace.sim.program import Op
 from tiletrace.sim.registers import literal
@@ -29,11 +29,11 @@ def _locate_shared(m: Machine, op: Op, name: str, nbytes: int, *, cluster: bool)
   row, offset = shared_addresses(m, op.inst.operands[i], op.inst.form.slots[i])
 
   def locate(threads: np.ndarray, at: Any) -> tuple[np.ndarray, np.ndarray]:
-    addresses = local(m, row, offset, threads, at)
     if cluster:
-      offsets = clustered(m, addresses, threads)
+      offsets = clustered(m, window(row, offset, threads, at), threads)
       m.shared.check(offsets % m.shared.span, nbytes, nbytes, threads)
     else:
+      addresses = local(m, row, offset, threads, at)
       m.shared.check(addresses, nbytes, nbytes, threads)
       offsets = addresses + m.shared_start[at] if m.ctas > 1 else addresses
     return offsets, offsets

@@ -12,6 +12,7 @@ from tiletrace.sim.faults import Violation
 from tiletrace.sim.machine import Machine
 from tiletrace.sim.memory import RESERVED
 from tiletrace.sim.program import Op
+from tiletrace.sim.registers import Constant, Row
 from tiletrace.sim.strands import WARP, Strand
 from tiletrace.sim.tables import Act, effect
 
@@ -41,6 +42,14 @@ def symbol_address(machine: Machine, symbol: Symbol) -> int:
     at += variable.nbytes or 0
   assert found is not None, symbol
   return found
+
+
+def symbol_row(machine: Machine, symbol: Symbol, dtype: Any) -> Row:
+  """The symbol's address in each thread; in shared memory it has the CTA's rank in the cluster above bit 23."""
+  address = np.array([symbol_address(machine, symbol)], dtype)
+  if symbol.space == "param" or machine.ctas == 1:
+    return Constant(address)
+  return address + (machine.rank << 24).astype(dtype)
 
 
 @effect(isa.RET, isa.EXIT)
@@ -87,8 +96,8 @@ def _special(m: Machine, op: Op) -> Act:
 def _symbol(m: Machine, op: Op) -> Act:
   symbol = op.inst.operands[1]
   assert isinstance(symbol, Symbol)
-  value = np.array([symbol_address(m, symbol)], _storage(m, op))
-  return _assign(m, op, lambda at: value)
+  row = symbol_row(m, symbol, _storage(m, op))
+  return _assign(m, op, lambda at: row[at])
 
 
 @effect(isa.CVTA, isa.CVTA_TO)

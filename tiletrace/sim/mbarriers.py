@@ -8,12 +8,12 @@ import numpy as np
 
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.registers import Addr, Reg, Symbol
-from tiletrace.sim.control import symbol_address
+from tiletrace.sim.control import symbol_row
 from tiletrace.sim.faults import Violation
 from tiletrace.sim.machine import Machine
 from tiletrace.sim.memory import RESERVED
 from tiletrace.sim.program import Op
-from tiletrace.sim.registers import Constant, Row
+from tiletrace.sim.registers import Row
 from tiletrace.sim.strands import Strand
 from tiletrace.sim.tables import Act, effect
 
@@ -133,18 +133,34 @@ def shared_addresses(m: Machine, x: Any, slot: Any) -> tuple[Row, int]:
   """An address operand in shared memory: (row of its base, bytes to add)."""
   assert isinstance(x, Addr)
   if isinstance(x.base, Symbol):
-    return Constant(np.array([symbol_address(m, x.base)], np.uint32)), x.offset
+    return symbol_row(m, x.base, np.uint32), x.offset
   return m.registers.source(x.base, slot), x.offset
 
 
-def local(m: Machine, row: Row, offset: int, threads: np.ndarray, at: Any) -> np.ndarray:
-  """int64 addresses in each thread's own CTA, [n]."""
+def window(row: Row, offset: int, threads: np.ndarray, at: Any) -> np.ndarray:
+  """int64 addresses in the cluster's window, [n]: the CTA's rank above bit 23."""
   value = row[at].astype(np.int64) + offset
   return value if len(value) == len(threads) else np.broadcast_to(value, threads.shape)
 
 
+def local(m: Machine, row: Row, offset: int, threads: np.ndarray, at: Any) -> np.ndarray:
+  """int64 shared::cta addresses within each thread's own CTA, [n].
+
+  Raises:
+    Violation: an address of another CTA.
+  """
+  addresses = window(row, offset, threads, at)
+  if m.ctas == 1:
+    return addresses
+  far = addresses >> 24 != m.rank[at]
+  if far.any():
+    raise Violation("out of bounds", f"shared::cta address {int(addresses[far][0]):#x} lies in another CTA",
+                    threads=threads[far], addresses=addresses[far])
+  return addresses & 0xFF_FFFF
+
+
 def clustered(m: Machine, addresses: np.ndarray, threads: np.ndarray) -> np.ndarray:
-  """shared::cluster addresses -> offsets: the rank above bit 23; a plain address is the thread's own CTA's."""
+  """Addresses in the cluster's window -> offsets in its shared memory."""
   ranks = addresses >> 24
   if (ranks >= m.ctas).any():
     raise Violation("out of bounds", f"shared::cluster address {int(addresses.max()):#x} names CTA {int(ranks.max())} "
@@ -158,11 +174,11 @@ def _each(m: Machine, op: Op, threads: np.ndarray, at: Any, remote: bool = False
   slot = next(s for s in op.inst.form.slots if s.name == "bar")
   x = op.inst.operands[op.inst.form.slots.index(slot)]
   row, offset = shared_addresses(m, x, slot)
-  addresses = local(m, row, offset, threads, at)
   if remote:
-    offsets = clustered(m, addresses, threads)
+    offsets = clustered(m, window(row, offset, threads, at), threads)
     m.shared.check(offsets % m.shared.span, 8, 8, threads)
   else:
+    addresses = local(m, row, offset, threads, at)
     m.shared.check(addresses, 8, 8, threads)
     offsets = addresses + m.shared_start[at]
   bars = mbarriers(m)

@@ -13,7 +13,7 @@ from tiletrace.sim import tensor_map
 from tiletrace.sim.access import global_addresses, tensor_map_at
 from tiletrace.sim.faults import Violation
 from tiletrace.sim.machine import Machine
-from tiletrace.sim.mbarriers import Mbarrier, clustered, local, mbarriers, shared_addresses
+from tiletrace.sim.mbarriers import Mbarrier, clustered, local, mbarriers, shared_addresses, window
 from tiletrace.sim.program import Op
 from tiletrace.sim.strands import Strand
 from tiletrace.sim.tables import Act, effect
@@ -105,8 +105,7 @@ class _Issuer:
 
 def _cta_local(m: Machine, address: np.ndarray, thread: int) -> tuple[int, int]:
   """(address in its CTA, offset of that CTA) of a shared::cluster address."""
-  offset = int(clustered(m, address, np.array([thread]))[0]) if int(address[0]) >> 24 else (
-      int(address[0]) + int(m.shared_start[thread]))
+  offset = int(clustered(m, address, np.array([thread]))[0])
   return offset % m.shared.span, offset - offset % m.shared.span
 
 
@@ -143,8 +142,8 @@ def _tma_load(m: Machine, op: Op) -> Act:
   def act(s: Strand, threads: np.ndarray, at: Any) -> None:
     for t, where, address in _each_thread(op, m, threads, coords, maps):
       one, only = slice(t, t + 1), np.array([t])
-      dst, start = _cta_local(m, local(m, *issuer.target, only, one), t)
-      bar, bar_start = _cta_local(m, local(m, *issuer.bar, only, one), t)
+      dst, start = _cta_local(m, window(*issuer.target, only, one), t)
+      bar, bar_start = _cta_local(m, window(*issuer.bar, only, one), t)
       m.shared.check(np.array([bar]), 8, 8, only)
       spec, box = _box(m, address, where, dst)
       m.units.setdefault("swizzles", {})[op] = spec.swizzle
@@ -176,8 +175,8 @@ def _bulk_load(m: Machine, op: Op) -> Act:
   def act(s: Strand, threads: np.ndarray, at: Any) -> None:
     for t in threads.tolist():
       one, only, n = slice(t, t + 1), np.array([t]), _bulk_size(size, t)
-      dst, start = _cta_local(m, local(m, *issuer.target, only, one), t)
-      bar, bar_start = _cta_local(m, local(m, *issuer.bar, only, one), t)
+      dst, start = _cta_local(m, window(*issuer.target, only, one), t)
+      bar, bar_start = _cta_local(m, window(*issuer.bar, only, one), t)
       m.shared.check(np.array([dst]), n, 1, only)
       _demand_16(dst, t)
       k = np.arange(0, n, 16)
