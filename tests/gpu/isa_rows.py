@@ -1,7 +1,7 @@
 """Kernels of single instructions, and the two machines that run them: the simulator and a GPU.
 
-A kernel of one CTA reads each thread's operands from its first argument, executes instructions one after another, and
-writes what each leaves to its second.
+A kernel of one CTA, or of one cluster, reads each thread's operands from its first argument, executes instructions one
+after another, and writes what each leaves to its second.
 """
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from tiletrace.sim.launch import run_launch
 from tiletrace.sim.machine import Launch
 from tiletrace.sim.memory import Global
 from tiletrace.sim.program import Program
+from tiletrace.sim.races import Grid
+from tiletrace.sim.shadow import Shadow
 
 THREADS = 128
 BYTES = {"pred": 4, "b16": 2, "b32": 4, "b64": 8, "f32": 4, "f64": 8}
 DTYPES = {"pred": np.uint32, "b16": np.uint16, "b32": np.uint32, "b64": np.uint64, "f32": np.float32, "f64": np.float64}
 _ACCESS = {"pred": "b32", "b16": "b16", "b32": "b32", "b64": "b64", "f32": "f32", "f64": "f64"}
-_STEP = 8 * THREADS              # bytes of one operand or result of all threads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Result:
     offset: its bytes in the output.
     sources: [THREADS] registers of each source operand, in print order; literals as numbers.
     part: which of the instruction's results it is.
+    count: how many registers.
   """
   form: Form
   type: str
@@ -45,10 +47,11 @@ class Result:
   offset: int
   sources: tuple = ()
   part: int = 0
+  count: int = THREADS
 
   def read(self, memory: np.ndarray) -> np.ndarray:
-    """[THREADS] registers of the class from the kernel's second argument."""
-    return memory[self.offset:self.offset + THREADS * BYTES[self.cls]].view(DTYPES[self.cls])
+    """[count] registers of the class from the kernel's second argument."""
+    return memory[self.offset:self.offset + self.count * BYTES[self.cls]].view(DTYPES[self.cls])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +62,7 @@ class Kernel:
     inputs: bytes of the first argument. nbytes: of the second. smem: bytes of shared memory.
     results: what the second then holds.
     maps: tensor maps of the arguments (operand 0 and 1), the further parameters.
+    ctas: of the cluster.
   """
   module: Module
   inputs: np.ndarray
@@ -66,15 +70,20 @@ class Kernel:
   smem: int
   results: tuple[Result, ...]
   maps: tuple[TensorMapSpec, ...] = ()
+  ctas: int = 1
 
-  def simulate(self) -> np.ndarray:
-    """The output bytes; a fault fails the test."""
+  def simulate(self, seed: int = 0) -> np.ndarray:
+    """The output bytes; a fault or a race fails the test. `seed` is of what the hardware leaves open."""
     memory = Global({"inputs": self.inputs, "outputs": np.full(self.nbytes, 0xFF, np.uint8)})
     (entry,) = self.module.entries
     values = [*(a.address for a in memory.arrays), *range(len(self.maps))]
     params = {p.name: value for p, value in zip(entry.params, values, strict=True)}
-    run = Launch(Program(self.module, entry), memory, params, self.maps, (1, 1, 1), (1, 1, 1), self.smem, Adversary(0),
+    extent = (self.ctas, 1, 1)
+    run = Launch(Program(self.module, entry), memory, params, self.maps, extent, extent, self.smem, Adversary(seed),
                  most_steps=10**6)
+    run.grid_order = Grid(1)
+    run.shadows = tuple(Shadow(a.address, -(-a.nbytes // 16) * 16, grid_wide=True, read_only=i == 0)
+                        for i, a in enumerate(memory.arrays))
     run_launch(run)
     assert not run.findings, str(run.findings[0])
     return memory.contents(1, (self.nbytes,), np.dtype(np.uint8))
@@ -85,9 +94,10 @@ class Kernel:
   def launch(self) -> np.ndarray:
     """The output bytes of the GPU."""
     params: tuple[Param, ...] = (("operand", 0), ("operand", 1), *(("tensormap", i) for i in range(len(self.maps))))
-    image = KernelImage(name=self.module.entries[0].name, cubin=self.assemble().image, grid=(1, 1, 1), block=THREADS,
-                        cluster=None, smem_bytes=self.smem, params=params, tensor_maps=self.maps, persistent=False,
-                        source="isa_rows.py:1", fingerprint="isa_rows")
+    image = KernelImage(name=self.module.entries[0].name, cubin=self.assemble().image, grid=(self.ctas, 1, 1),
+                        block=THREADS, cluster=(self.ctas, 1, 1) if self.ctas > 1 else None, smem_bytes=self.smem,
+                        params=params, tensor_maps=self.maps, persistent=False, source="isa_rows.py:1",
+                        fingerprint="isa_rows")
     inputs, outputs = launch.upload(self.inputs), launch.empty((self.nbytes,), np.uint8)
     launch.Launcher(image)(inputs.pointer, outputs.pointer)
     return outputs.download()
@@ -96,20 +106,23 @@ class Kernel:
 class Writer:
   """Builds a kernel: operands by slot, results by slot."""
 
-  def __init__(self, smem: int = 0, maps: int = 0):
+  def __init__(self, smem: int = 0, maps: int = 0, ctas: int = 1):
     self.module = Module("sm_90a")
     self.smem = smem
     self.shared = self.module.dynamic_shared("smem", align=1024) if smem else None
     params = [("inputs", "u64"), ("outputs", "u64"), *((f"map{i}", "tensormap") for i in range(maps))]
-    entry = self.module.entry("forms", [ModuleParam(*p) for p in params], THREADS)
+    entry = self.module.entry("forms", [ModuleParam(*p) for p in params], THREADS,
+                              cluster=(ctas,) if ctas > 1 else None)
+    self.ctas, self.threads = ctas, ctas * THREADS
     self.maps: list[TensorMapSpec] = []
     self.b: Builder = entry.builder()
     self.tid = self.b.special("tid.x")
+    place = self.tid if ctas == 1 else self.b.new(isa.MAD_LO, self.b.special("ctaid.x"), THREADS, self.tid, type="u32")
     self._bases = {}
     for name in ("inputs", "outputs"):
       pointer = self.b.new(isa.LD_PARAM, self.b.addr(entry.param(name)), type="u64")
       for size in (2, 4, 8, 16):
-        self._bases[name, size] = self.b.new(isa.MAD_WIDE, self.tid, size, pointer, type="u32")
+        self._bases[name, size] = self.b.new(isa.MAD_WIDE, place, size, pointer, type="u32")
     self.pieces: list[np.ndarray] = []
     self.at = 0
     self.out = 0
@@ -123,7 +136,7 @@ class Writer:
     return self.b.new(isa.CVTA, self.b.new(isa.MOV_SYMBOL, symbol, type="u64"), space="param")
 
   def address(self, name: str, size: int, offset: int) -> Addr:
-    """Byte `offset` + `size` times the thread of an argument."""
+    """Byte `offset` + `size` times the thread (of all CTAs) of an argument."""
     return self.b.addr(self._bases[name, size], offset)
 
   def data(self, values: np.ndarray) -> int:
@@ -135,7 +148,7 @@ class Writer:
     return start
 
   def load(self, cls: str, values: np.ndarray) -> Reg:
-    """A register of a class that holds [THREADS] values; equal values are loaded once."""
+    """A register of a class that holds [threads] values; equal values are loaded once."""
     key = (cls, values.tobytes())
     if key in self._known:
       return self._known[key]
@@ -158,20 +171,20 @@ class Writer:
 
   def keep(self, form: Form, type_: str, reg: Reg, sources: tuple = (), part: int = 0) -> None:
     """Stores a register as a result."""
-    offset = self.space(_STEP)
+    offset = self.space(8 * self.threads)
     memory = self.address("outputs", BYTES[reg.cls], offset)
     if reg.cls == "pred":
       self.b(isa.ST_GLOBAL, memory, self.b.new(isa.SELP, 1, 0, reg, type="b32"), type="b32")
     else:
       self.b(isa.ST_GLOBAL, memory, reg, type=_ACCESS[reg.cls])
-    self.results.append(Result(form, type_, reg.cls, offset, sources, part))
+    self.results.append(Result(form, type_, reg.cls, offset, sources, part, self.threads))
 
   def keep_region(self, form: Form, offset: int, words: int) -> None:
-    """`words` words of each thread, which are in the output already, as results."""
-    self.results += [Result(form, "b32", "b32", offset + 4 * THREADS * i, part=-1) for i in range(words)]
+    """`words` words of each thread, which are in the output already, as one result."""
+    self.results.append(Result(form, "b32", "b32", offset, part=-1, count=words * self.threads))
 
   def kernel(self) -> Kernel:
     """The finished kernel."""
     self.b(isa.RET)
     return Kernel(self.module, np.concatenate(self.pieces or [np.zeros(16, np.uint8)]), max(self.out, 16), self.smem,
-                  tuple(self.results), tuple(self.maps))
+                  tuple(self.results), tuple(self.maps), self.ctas)

@@ -106,7 +106,7 @@ def test_other_rows_assemble_and_run_in_the_simulator(build: Callable[[Instr], K
   kernel = build(row)
   memory = kernel.simulate()
   assert kernel.assemble().image
-  assert kernel.results and all(len(r.read(memory)) == THREADS for r in kernel.results)
+  assert kernel.results and all(len(r.read(memory)) == r.count for r in kernel.results)
 
 
 @pytest.mark.parametrize("case", kernels.WGMMAS, ids=str)
