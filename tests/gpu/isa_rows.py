@@ -106,13 +106,13 @@ class Kernel:
 class Writer:
   """Builds a kernel: operands by slot, results by slot."""
 
-  def __init__(self, smem: int = 0, maps: int = 0, ctas: int = 1):
+  def __init__(self, smem: int = 0, maps: int = 0, ctas: int = 1, min_ctas: int | None = None):
     self.module = Module("sm_90a")
     self.smem = smem
     self.shared = self.module.dynamic_shared("smem", align=1024) if smem else None
     params = [("inputs", "u64"), ("outputs", "u64"), *((f"map{i}", "tensormap") for i in range(maps))]
     entry = self.module.entry("forms", [ModuleParam(*p) for p in params], THREADS,
-                              cluster=(ctas,) if ctas > 1 else None)
+                              cluster=(ctas,) if ctas > 1 else None, min_ctas=min_ctas)
     self.ctas, self.threads = ctas, ctas * THREADS
     self.maps: list[TensorMapSpec] = []
     self.b: Builder = entry.builder()

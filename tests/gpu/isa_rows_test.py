@@ -149,27 +149,26 @@ def test_wgmma_of_whole_numbers_is_what_the_gpu_computes(case: kernels.Wgmma):
 SUMS = {"f32": 2.0**-21, "f16": 2.0**-9, "f8": 2.0**-11}
 
 
-def compare_sums(kernel: Kernel, kind: str) -> None:
-  want, got = (np.concatenate([elements(r.read(m), r.type)[1] for r in kernel.results])
-               for m in (kernel.simulate(), kernel.launch()))
-  np.testing.assert_allclose(got, want, rtol=0, atol=SUMS[kind] * np.abs(want).max())
-
-
-def kind_of(form: Form) -> str:
-  return "f16" if form.mods["d"] == "f16" else "f8" if form.mods["a"] in ("e4m3", "e5m2") else "f32"
+def compare_sums(kernel: Kernel) -> None:
+  """Each form's results, relative to their largest."""
+  want, got = kernel.simulate(), kernel.launch()
+  for form in dict.fromkeys(r.form for r in kernel.results):
+    a, b = (np.concatenate([numbers for r in kernel.results if r.form is form
+                            if (numbers := elements(r.read(m), r.type)[1]) is not None]) for m in (got, want))
+    kind = "f16" if form.mods["d"] == "f16" else "f8" if form.mods["a"] in ("e4m3", "e5m2") else "f32"
+    np.testing.assert_allclose(a, b, rtol=0, atol=SUMS[kind] * np.abs(b).max(), err_msg=str(form))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", [c for c in kernels.WGMMAS if c.d != "s32"], ids=str)
 def test_wgmma_of_normal_numbers_is_close_to_what_the_gpu_computes(case: kernels.Wgmma):
-  kernel, _ = kernels.wgmma(case, whole=False)
-  compare_sums(kernel, kind_of(kernel.results[0].form))
+  compare_sums(kernels.wgmma(case, whole=False)[0])
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("row", [isa.MMA_TF32, isa.MMA_F8], ids=NAMES.get)
+@pytest.mark.parametrize("row", [isa.MMA, isa.MMA_TF32, isa.MMA_F8], ids=NAMES.get)
 def test_mma_of_normal_numbers_is_close_to_what_the_gpu_computes(row: Instr):
-  compare_sums(kernels.products(row, whole=False), "f32" if row is isa.MMA_TF32 else "f8")
+  compare_sums(kernels.products(row, whole=False))
 
 
 @pytest.mark.gpu

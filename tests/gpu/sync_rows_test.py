@@ -21,7 +21,7 @@ class Exchange:
   """A kernel around shared memory: a region of 16 bytes for each thread, more behind it, mbarriers at its end."""
 
   def __init__(self, ctas: int = 1, maps: int = 0):
-    self.w = Writer(smem=8 * REGION, maps=maps, ctas=ctas)
+    self.w = Writer(smem=8 * REGION, maps=maps, ctas=ctas, min_ctas=1)
     self.b = self.w.b
     self.base = self.b.new(isa.MOV_SYMBOL, self.w.shared, type="u32")
     self.own = self.b.new(isa.MAD_LO, self.w.tid, CELL, self.base, type="u32")
@@ -298,7 +298,36 @@ def multicast():
   return x.kernel()
 
 
-EXCHANGES = (named_barriers, bulk_copies, cp_async_on_mbarriers, remote_accesses, multicast)
+def control():
+  """What changes nothing of the result: register budgets, waits for other grids, naps; lanes that leave early."""
+  x = Exchange()
+  b, words = x.b, x.words(13)
+  pointer = b.new(isa.LD_PARAM, b.addr(b.entry.param("inputs")), type="u64")
+  generic = b.new(isa.CVTA, pointer, space="global")
+  same = b.new(isa.SETP, b.new(isa.CVTA_TO, generic, space="global"), pointer, cmp="eq", type="u64")
+  b(isa.GRIDDEPCONTROL, op="wait")
+  b(isa.GRIDDEPCONTROL, op="launch_dependents")
+  b(isa.SETMAXNREG, 40, dir="dec")
+  b(isa.SETMAXNREG, 56, dir="inc")
+  b(isa.NANOSLEEP, 20)
+  values = x.load(words)
+  active = b.new(isa.ACTIVEMASK)
+  everyone = b.new(isa.SETP, active, -1, cmp="eq", type="u32")
+  values[3] = b.new(isa.SELP, values[3], 7, everyone, type="b32")
+  values[2] = b.new(isa.SELP, values[2], 7, same, type="b32")
+  odd = b.new(isa.SETP, b.new(isa.AND, x.w.tid, 1, type="b32"), 0, cmp="ne", type="b32")
+  x.keep(isa.SETMAXNREG, values, words, dir="dec")
+  region = x.w.space(REGION)
+  out = x.w.address("outputs", CELL, region)
+  b(isa.ST_GLOBAL, out, [1] * 4, vec="v4", type="b32")
+  b(isa.EXIT, pred=odd)
+  b(isa.ST_GLOBAL, out, [2] * 4, vec="v4", type="b32")
+  x.w.keep_region(isa.EXIT.form(), region, 4)
+  x.want.append(np.repeat(np.where(np.arange(THREADS) % 2, 1, 2).astype(np.uint32), 4))
+  return x.kernel()
+
+
+EXCHANGES = (control, named_barriers, bulk_copies, cp_async_on_mbarriers, remote_accesses, multicast)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -120,11 +120,13 @@ def loads(case: Copies) -> tuple[Kernel, np.ndarray]:
   w, b = i.w, i.b
   memory = np.random.default_rng(seed_of(str(case))).integers(1, 256, case.nbytes() + 64, dtype=np.uint8)
   map_ = w.tensor_map(case.spec(0, w.data(memory)))
-  form = isa.TMA_LOAD.form(dim=f"{len(case.dims)}d")
-  for coords, dst in case.places:
+  policy = b.new(isa.CREATEPOLICY, 1.0, l2="L2::evict_first")
+  for n, (coords, dst) in enumerate(case.places):
+    row, hint = (isa.TMA_LOAD_HINT, [policy]) if n % 2 else (isa.TMA_LOAD, [])
+    form = row.form(dim=f"{len(case.dims)}d")
     i.fill(None)
     b(isa.MBARRIER_ARRIVE_EXPECT_TX, i.bar, int(np.prod(case.box)) * w.maps[0].itemsize, pred=i.first)
-    b(form, b.addr(i.base, dst), map_, list(coords[::-1]), i.bar, pred=i.first)
+    b(form, b.addr(i.base, dst), map_, list(coords[::-1]), i.bar, *hint, pred=i.first)
     i.wait()
     i.keep_shared(form)
   return w.kernel(), memory
