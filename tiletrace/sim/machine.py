@@ -22,6 +22,7 @@ from tiletrace.sim.summary import Counters
 from tiletrace.sim.tables import EFFECTS, Act
 
 WARPGROUP = 128
+_ALONE = 1000          # instructions of a strand that is the only one, before it lets other clusters go on
 Watcher = Callable[[frozenset[Reg], np.ndarray], None]
 
 
@@ -121,7 +122,7 @@ class Machine:
     self.busy: dict[int, dict[Reg, str]] = {}
     self.busy_anywhere: set[Reg] = set()
     self.cta = -1
-    self._running = self.ops[0]
+    self._running, self._picked = self.ops[0], 0
     self.on_start: list[Callable[[], None]] = []
     self.on_exit: list[Callable[[np.ndarray], None]] = []            # threads end
     self.on_end: list[Callable[[], None]] = []                       # the cluster ends
@@ -182,6 +183,7 @@ class Machine:
     for event in [e for e in self.events if e.eager]:
       self._complete(event)
     if self.ready:
+      self._picked = self.launch.steps
       self._advance(self._pick())
       return "ran"
     if self.events:
@@ -295,8 +297,9 @@ class Machine:
         raise Stop(self.fault(v, op, s)) from None
 
   def _let_go(self, s: Strand) -> bool:
-    """Puts a strand back, where there is another to run."""
-    if not self.ready and not (len(s.warps) > 1 and self.adversary.split()):
+    """Puts a strand back, where there is another to run, or where it ran for long: other clusters may be waiting."""
+    alone = not self.ready and not (len(s.warps) > 1 and self.adversary.split())
+    if alone and self.launch.steps - self._picked < _ALONE:
       return False
     if len(s.warps) > 1 and self.adversary.split():
       border = s.warps[1 + self.adversary.pick(len(s.warps) - 1)] * WARP

@@ -348,7 +348,7 @@ class RaceDetector:
 
   def _load(self, shadow: Shadow, at: np.ndarray, actor: _Actor, place: int, strong: bool = False) -> None:
     if shadow.grid_wide:
-      self._foreign_load(shadow, at, actor, place)
+      self._foreign_load(shadow, at, actor, place, strong)
     seen = self._sees(shadow, at, actor)
     if strong:
       seen |= shadow.w_atomic[at]
@@ -407,14 +407,18 @@ class RaceDetector:
 
   # ---- the grid
 
-  def _foreign_load(self, shadow: Shadow, at: np.ndarray, actor: _Actor, place: int) -> None:
+  def _foreign_load(self, shadow: Shadow, at: np.ndarray, actor: _Actor, place: int, strong: bool) -> None:
     turns = self.grid.turns[self.cta]
     written = shadow.w_cta[at]
     other = (written >= 0) & (written != self.cta)
     bad = other & (turns[written] < shadow.w_turn[at])
+    if strong:
+      bad &= ~shadow.w_atomic[at]
     if bad.any():
       self._between(shadow, at, actor, place, bad, shadow.w_place)
     shadow.w_clk[at[other]] = 0               # columns of another CTA's clocks: settled here
+    if strong:
+      return
     reader = shadow.r_cta[at]
     strange = at[(reader >= 0) & (reader != self.cta)]
     shadow.r_many[strange] = True
