@@ -78,7 +78,7 @@ def full_is_not_waited_for(e):
   e.drop(_spin(e, "consumer")[1])
 
 
-@fault("gemm", OVERWRITTEN, NOT_WAITED)
+@fault("gemm", OVERWRITTEN, NOT_WAITED, "barrier count")
 def empty_is_not_waited_for(e):
   """The producer fills a slot that the consumers may still read."""
   e.drop(_spin(e, "producer")[1])

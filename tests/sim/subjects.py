@@ -14,7 +14,7 @@ import numpy as np
 
 import tiletrace as tt
 from tests.gpu.corpus import Case, f64, normal, out
-from tests.gpu.corpus_gemm import generic_kernel, matmul, register_a_kernel
+from tests.gpu.corpus_gemm import attention_like_kernel, generic_kernel, matmul, register_a_kernel
 from tests.gpu.corpus_memory import rotate_kernel
 from tests.gpu.corpus_reduce import FLOAT, rows_case
 from tiletrace.lowering.ptx.module import Entry, Module
@@ -37,8 +37,8 @@ def gemm(rng):
 
 @subject
 def persistent_gemm(rng):
-  """The same with a deferred epilogue that runs beside the next tile."""
-  return matmul(rng, 256, 256, 192, bn=128, num_stages=2, persistent=True)
+  """The same with a deferred epilogue that runs beside the next tile; three tiles for each CTA of two."""
+  return matmul(rng, 384, 256, 192, bn=128, num_stages=2, persistent=True)
 
 
 @subject
@@ -53,6 +53,15 @@ def gemm_from_registers(rng):
   a, b = normal(rng, 200, 256, dtype=BF16), normal(rng, 256, 64, dtype=BF16)
   call = tt.tile_call(functools.partial(register_a_kernel, bk=64), out(((200, 64), F32)), grid=2)
   return Case(call, (a, b), (2 * f64(a) @ f64(b),), "gemm")
+
+
+@subject
+def attention(rng):
+  """Two rings, two products: the first one's result is the second one's operand, in registers."""
+  q, k, v = (normal(rng, n, 64, dtype=BF16) for n in (200, 300, 300))
+  call = tt.tile_call(functools.partial(attention_like_kernel, bn=96), out(((200, 64), BF16)), grid=2, warpgroups=2)
+  s = np.maximum(f64(q) @ f64(k).T * 0.125, 0)
+  return Case(call, (q, k, v), (f64(s.astype(BF16)) @ f64(v),), "gemm")
 
 
 @subject

@@ -15,6 +15,7 @@ class Adversary:
     self.seed = seed
     self._random = random.Random(seed)
     self._wild = 0.0 if seed == 0 else self._random.choice((0.05, 0.2, 0.5))
+    self._impatient = (1 / 16 if seed == 0 else 1 / 8, 1 / 2)[seed % 2]
 
   def pick(self, n: int) -> int:
     """One of n."""
@@ -45,4 +46,4 @@ class Adversary:
 
   def fails(self) -> bool:
     """Whether try_wait gives up before its phase completes, as it may."""
-    return self._random.random() < (1 / 16 if self.seed == 0 else 1 / 4)
+    return self._random.random() < self._impatient
