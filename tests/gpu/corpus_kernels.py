@@ -9,7 +9,7 @@ from tests.gpu.corpus import Case, case, f64, normal
 from tests.gpu.corpus_elementwise import DTYPES
 from tiletrace.kernels.layer_norm import layer_norm_call
 from tiletrace.kernels.rms_norm import rms_norm_call
-from tiletrace.kernels.softmax import softmax_backward_call, softmax_call
+from tiletrace.kernels.softmax import group_mask, grouped_softmax_call, softmax_backward_call, softmax_call
 
 # Few rows; rows that share a warp, a CTA; odd widths; a row over many warps; rows read in parts.
 SIZES = ((5, 320), (100, 1), (33, 7), (9, 777), (3, 4096), (2, 16384), (2, 24576), (1, 40001))
@@ -75,6 +75,18 @@ def softmax_masked(rng, shape):
   mask = rng.random(shape) < 0.3
   mask[1], mask[2, :math.ceil(0.8 * shape[1])] = False, False
   return Case(softmax_call(shape, x.dtype), (x, mask), (softmax_of(x, mask),), "elementwise")
+
+
+@case(shape=((2, 3, 40, 33), (3, 2, 7, 777), (2, 2, 3, 24576)))
+def softmax_grouped(rng, shape):
+  """x[batch, head, query, key] with a mask for all heads, a mask of keys, one of queries."""
+  x, (b, _, q, k) = normal(rng, *shape) * 3, shape
+  own = {33: (b, 1, q, k), 777: (b, 1, 1, k), 24576: (1, 1, q, 1)}[k]
+  groups = group_mask(shape, 3, own)
+  mask = rng.random(groups.mask) < 0.4
+  want = softmax_of(x.reshape(-1, k), np.broadcast_to(mask.reshape(own), shape).reshape(-1, k))
+  return Case(grouped_softmax_call(groups, x.dtype), (x.reshape(groups.shape), mask), (want.reshape(groups.shape),),
+              "elementwise")
 
 
 @case(shape=((33, 7), (9, 777), (3, 4096), (2, 24576), *FULL[2:4]))

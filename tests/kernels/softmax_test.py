@@ -52,6 +52,51 @@ def test_a_mask_broadcasts():
   np.testing.assert_allclose(softmax(x, 1, where=column), jax.nn.softmax(x, 1, where=column), rtol=1e-5, atol=1e-7)
 
 
+MASKS = [  # the shapes of x and of a mask, axis
+    ((3, 4, 5, 33), (5, 33), -1), ((3, 4, 50, 33), (3, 1, 50, 33), -1), ((3, 4, 5, 33), (3, 1, 1, 33), -1),
+    ((3, 4, 5, 33), (1, 4, 1, 33), -1), ((3, 4, 5, 33), (3, 1, 5, 1), -1), ((3, 4, 5, 33), (), -1),
+    ((2, 3, 2, 5, 40), (2, 1, 2, 1, 40), -1), ((5, 8, 1, 700), (5, 1, 1, 700), -1), ((3, 4, 5, 33), (4, 1, 33), 1),
+    ((3, 4, 5, 33), (3, 1, 1, 33), (0, 3)), ((3, 4, 5, 33), (3, 1, 5, 1), (0, 3)), ((2, 2, 3, 20480), (3, 20480), -1),
+    ((7, 300), (7, 1), -1)]
+
+
+@pytest.mark.parametrize(("shape", "mask_shape", "axis"), MASKS, ids=str)
+def test_a_mask_that_broadcasts_is_read_as_it_is(shape, mask_shape, axis):
+  x = random(0, *shape)
+  mask = jax.random.bernoulli(jax.random.key(1), 0.4, mask_shape)
+  f = jax.jit(lambda x, mask: softmax(x, axis, where=mask))
+  np.testing.assert_allclose(f(x, mask), softmax_reference(x, axis, where=mask), rtol=1e-5, atol=1e-7)
+  (call,) = kernel_calls(jax.make_jaxpr(f)(x, mask).jaxpr)
+  mixed = mask_shape == (3, 1, 5, 1) and axis == (0, 3)    # differs along one of two axes: made as large as both
+  assert call.invars[1].aval.size == (33 if mixed else 1) * mask.size
+
+
+@pytest.mark.parametrize("mask_shape", [(5, 33), (3, 1, 1, 33)], ids=str)
+def test_derivatives_with_a_mask_that_broadcasts(mask_shape):
+  x, w = random(0, 3, 4, 5, 33), random(2, 3, 4, 5, 33)
+  mask = jax.random.bernoulli(jax.random.key(1), 0.4, mask_shape)
+  got, want = (jax.jit(jax.grad(lambda x, f=f: jnp.vdot(f(x, where=mask), w)))(x) for f in (softmax, softmax_reference))
+  np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-6)
+
+
+def kernel_calls(jaxpr):
+  """The kernels that a jaxpr, the jaxprs in it included, calls."""
+  for eqn in jaxpr.eqns:
+    if eqn.primitive.name == "tile_call":
+      yield eqn
+    for key in ("jaxpr", "call_jaxpr") if eqn.primitive.name != "tile_call" else ():
+      if key in eqn.params:
+        yield from kernel_calls(getattr(eqn.params[key], "jaxpr", eqn.params[key]))
+
+
+def test_under_vmap_one_mask_for_all_examples_stays_one():
+  x, mask = random(0, 6, 4, 50, 33), jax.random.bernoulli(jax.random.key(1), 0.4, (50, 33))
+  f = jax.vmap(lambda x, mask: softmax(x, where=mask), in_axes=(0, None))
+  np.testing.assert_allclose(jax.jit(f)(x, mask), softmax_reference(x, where=mask), rtol=1e-5, atol=1e-7)
+  (call,) = kernel_calls(jax.make_jaxpr(f)(x, mask).jaxpr)
+  assert call.invars[1].aval.size == mask.size
+
+
 @pytest.mark.parametrize("n", [33, 20480])
 def test_nan_and_infinity_are_those_of_jax(n):
   x = random(0, 5, n).at[0, 3].set(jnp.nan).at[1].set(-jnp.inf).at[2, 5].set(jnp.inf).at[3, :7].set(-jnp.inf)

@@ -1,6 +1,7 @@
 """Softmax over any axes, masked or not, and its derivative: each a kernel that reads a row once where it fits."""
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -18,14 +19,68 @@ from tiletrace.kernels.rows import float_array, plan_rows
 _LOG2E = math.log2(math.e)
 
 
-def softmax_kernel(x, mask, y, *, rows, columns):
-  """exp(s - max) as 2**(s log2(e) - max log2(e)): one fma and one ex2 an element."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class MaskGroups:
+  """The rows of x in groups of consecutive ones that have consecutive rows of a mask, or one row of it in common.
+
+  Attributes:
+    rows: of a group.
+    leading: (extent, rows of the mask from one to the next) of the dimensions that number the groups; 0 where the mask
+      repeats.
+    mask: its shape, (rows of a group, or 1, for each of its own groups; columns, or 1).
+    columns: of x.
+  """
+  rows: int
+  leading: tuple[tuple[int, int], ...]
+  mask: tuple[int, int, int]
+  columns: int
+
+  @property
+  def shape(self) -> tuple[int, int, int]:
+    """Of x."""
+    return math.prod(n for n, _ in self.leading), self.rows, self.columns
+
+
+def group_mask(shape: tuple[int, ...], kept: int, mask: tuple[int, ...]) -> MaskGroups:
+  """Groups the rows of x of `shape`, whose first `kept` dimensions number them, for a mask that broadcasts to it.
+
+  Example:
+    >>> group_mask((2, 8, 64, 100), 3, (2, 1, 64, 100))        # a mask for all heads: groups are (batch, head)
+    MaskGroups(rows=64, leading=((2, 1), (8, 0)), mask=(2, 64, 100), columns=100)
+  """
+  dims = [(n, k != 1) for n, k in zip(shape[:kept], mask) if n != 1]
+  rows, own = 1, dims[-1][1] if dims else True
+  while dims and dims[-1][1] == own:
+    rows *= dims.pop()[0]
+  leading: list[tuple[int, int]] = []
+  groups = 1
+  for n, differs in reversed(dims):
+    leading.insert(0, (n, groups if differs else 0))
+    groups *= n if differs else 1
+  columns = 1 if all(k == 1 for k in mask[kept:]) else math.prod(shape[kept:])
+  return MaskGroups(rows, tuple(leading), (groups, rows if own else 1, columns), math.prod(shape[kept:]))
+
+
+def softmax_kernel(x, mask, y, *, rows, columns, leading=None):
+  """exp(s - max) as 2**(s log2(e) - max log2(e)): one fma and one ex2 an element.
+
+  With `leading` (of MaskGroups) the arrays have one more dimension, of groups, and a mask's extent of 1 stands for all.
+  """
+  i = tt.program_id(0)
+  if leading is not None:
+    group, own = i, 0
+    for n, step in reversed(leading):
+      own, group = own + group % n * step, group // n
+    x, mask, y, i = x.at[i], mask.at[own], y.at[i], tt.program_id(1)
   n = x.shape[1]
-  r = tt.block(tt.program_id(0), rows)
+  r = tt.block(i, rows)
 
   def scores(cols):
     s = tt.load(x.at[r, cols], fill_value=-jnp.inf).astype(jnp.float32)
-    return s if mask is None else tt.where(mask[r, cols], s, -jnp.inf)
+    if mask is None:
+      return s
+    some_rows, some_cols = (at if k == of else slice(None) for at, k, of in zip((r, cols), mask.shape, x.shape))
+    return tt.where(mask[some_rows, some_cols], s, -jnp.inf)
 
   def finite(top):                                         # of a row, or a part of one, that sees nothing
     return top if mask is None and n <= columns else tt.where(top == -jnp.inf, 0, top)
@@ -99,7 +154,8 @@ def softmax(x: jax.Array, axis: int | Sequence[int] = -1, *, where: jax.Array | 
   Args:
     x: float, any rank.
     axis: one or several; other than the last ones are moved there first, which XLA does by a copy.
-    where: bool, broadcast to x: elements that take part. Others become 0, and so do rows in which none does.
+    where: bool, broadcast to x: elements that take part. Others become 0, and so do rows in which none does. It is read
+      as it is; only one that differs along some of several axes is first made as large as those.
 
   Returns:
     an array of x's shape and dtype.
@@ -122,9 +178,16 @@ def softmax(x: jax.Array, axis: int | Sequence[int] = -1, *, where: jax.Array | 
   order = [*(d for d in range(x.ndim) if d not in axes), *axes]
   moved = x.transpose(order)
   kept, n = moved.shape[:x.ndim - len(axes)], math.prod(x.shape[d] for d in axes)
-  mask = None if where is None else _mask(x, where).transpose(order).reshape(math.prod(kept), n)
   flat = moved.reshape(math.prod(kept), n)
-  y = softmax_call(flat.shape, x.dtype)(flat, mask).reshape(moved.shape)
+  mask = None if where is None else _mask(x, where).transpose(order)
+  if mask is None or mask.shape == moved.shape:
+    y = softmax_call(flat.shape, x.dtype)(flat, None if mask is None else mask.reshape(flat.shape))
+  else:
+    if any(k != 1 for k in mask.shape[len(kept):]):
+      mask = jnp.broadcast_to(mask, (*mask.shape[:len(kept)], *moved.shape[len(kept):]))
+    groups = group_mask(moved.shape, len(kept), mask.shape)
+    y = grouped_softmax_call(groups, x.dtype)(moved.reshape(groups.shape), mask.reshape(groups.mask))
+  y = y.reshape(moved.shape)
   return y.transpose([order.index(d) for d in range(x.ndim)])
 
 
@@ -137,14 +200,15 @@ def _axes(x: jax.Array, axis: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _mask(x: jax.Array, where: Any) -> jax.Array:
+  """The mask with x's rank."""
   where = jnp.asarray(where)
   if where.dtype != bool:
     raise TileTypeError(f"softmax: where is {where.dtype}", loc=caller_loc(), hint="a mask is bool: where != 0")
-  try:
-    return jnp.broadcast_to(where, x.shape)
-  except ValueError:
+  extents = (1,) * (x.ndim - where.ndim) + where.shape
+  if len(extents) != x.ndim or any(k not in (1, n) for k, n in zip(extents, x.shape)):
     raise TileTypeError(f"softmax: where has the shape {where.shape}, x {x.shape}", loc=caller_loc(),
-                        hint="it broadcasts to x: where[:, None] for each row") from None
+                        hint="it broadcasts to x: where[:, None] for each row")
+  return where.reshape(extents)
 
 
 def softmax_call(shape: tuple[int, ...], dtype: Any) -> tt.TileCall:
@@ -152,6 +216,16 @@ def softmax_call(shape: tuple[int, ...], dtype: Any) -> tt.TileCall:
   plan = plan_rows(shape, np.dtype(dtype))
   return tt.tile_call(functools.partial(softmax_kernel, rows=plan.rows, columns=plan.columns),
                       jax.ShapeDtypeStruct(shape, dtype), name="softmax", vjp=_backward, **plan.launch())
+
+
+def grouped_softmax_call(groups: MaskGroups, dtype: Any) -> tt.TileCall:
+  """The call behind `softmax` with a mask that broadcasts: of (x, mask) of the shapes that the groups have."""
+  count, m, n = groups.shape
+  plan = plan_rows((count * m, n), np.dtype(dtype))
+  rows = max(1, min(plan.rows, m))
+  kernel = functools.partial(softmax_kernel, rows=rows, columns=plan.columns, leading=groups.leading)
+  return tt.tile_call(kernel, jax.ShapeDtypeStruct(groups.shape, dtype), name="softmax", vjp=_backward,
+                      **{**plan.launch(), "grid": (count, tt.cdiv(m, rows))})
 
 
 def softmax_backward_call(shape: tuple[int, ...], dtype: Any) -> tt.TileCall:
@@ -162,4 +236,5 @@ def softmax_backward_call(shape: tuple[int, ...], dtype: Any) -> tt.TileCall:
 
 
 def _backward(inputs: tuple, y: jax.Array, dy: jax.Array) -> tuple:
-  return softmax_backward_call(y.shape, y.dtype)(y, dy), None
+  flat = math.prod(y.shape[:-1]), y.shape[-1]
+  return softmax_backward_call(flat, y.dtype)(y.reshape(flat), dy.reshape(flat)).reshape(y.shape), None
