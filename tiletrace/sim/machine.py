@@ -11,7 +11,7 @@ from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.registers import Reg
 from tiletrace.sim import numerics, races
 from tiletrace.sim.adversary import Adversary
-from tiletrace.sim.faults import KINDS, Fault, Violation, ranges
+from tiletrace.sim.faults import KINDS, Fault, Place, Violation, ranges
 from tiletrace.sim.memory import Global, Shared
 from tiletrace.sim.program import Op, Program, SimulatorInputError
 from tiletrace.sim.registers import Registers
@@ -433,14 +433,16 @@ class Machine:
                  other.place if other is not None else None, local, v.addresses)
 
   def collect_races(self) -> None:
-    """The detector's findings become faults of the launch, each pair of instructions once."""
+    """The detector's findings become faults of the launch, one for each pair of Python lines."""
     if self.races is None:
       return
-    known = {(f.kind, f.place, f.other) for f in self.launch.findings}
+    known = {(f.kind, _line_of(f.place), _line_of(f.other)) for f in self.launch.findings}
     for found in self.races.findings:
       places = [None if x is None else x.place for x in (found.where, found.other)]
-      if (found.kind, *places) in known:
+      key = (found.kind, _line_of(places[0]), _line_of(places[1]))
+      if key in known:
         continue
+      known.add(key)
       threads = tuple(t % self.cta_threads for t in found.threads)
       cta = self.cta_of(found.threads[0]) if found.threads else self.cta
       against = f" against threads {ranges([t % self.cta_threads for t in found.others])}" if found.others else ""
@@ -473,6 +475,11 @@ class Machine:
     loc = f", {op.inst.loc.short()}" if op.inst.loc is not None else ""
     cta = f"CTA {self.cta_of(int(s.threads[0]))} " if self.ctas > 1 else ""
     return f"{cta}threads {ranges((s.threads % self.cta_threads).tolist())} at PTX line {op.line}{loc}"
+
+
+def _line_of(place: Place | None) -> str | int | None:
+  """The Python line, or the instruction where it has none."""
+  return place if place is None else place.index if place.loc is None else str(place.loc)
 
 
 def _place(s: Strand) -> int:
