@@ -27,7 +27,7 @@ from tiletrace.core import config
 from tiletrace.core.batch import batch
 from tiletrace.core.digest import digest as graph_digest
 from tiletrace.core.errors import ResourceError, TileTypeError
-from tiletrace.core.graph import TileGraph
+from tiletrace.core.graph import TileGraph, walk
 from tiletrace.core.printer import to_text
 from tiletrace.core.types import RefType
 from tiletrace.ffi import primitive
@@ -99,7 +99,8 @@ class TileProgram:
     return self.graph.aliases
 
   def interpret(self, *arrays: jax.Array) -> list[jax.Array]:
-    return self._simulated(*arrays) if self.backend == "sim" else self.as_jax(*arrays)
+    explicit = self.backend is None and any(e.primitive.level == 0 for e in walk(self.graph.body))
+    return self._simulated(*arrays) if self.backend == "sim" or explicit else self.as_jax(*arrays)
 
   def as_jax(self, *arrays: jax.Array) -> list[jax.Array]:
     """The kernel as plain jax ops, which jax can differentiate."""

@@ -74,7 +74,7 @@ class Machine:
       if eqn.primitive.level == 0:
         raise LoweringError(
             f"{eqn.primitive} is explicit orchestration, which plain jax ops cannot express", loc=eqn.loc,
-            hint="level-0 kernels run on the GPU or (later) in the simulator, never through xla")
+            hint='level-0 kernels run on the GPU or, with backend="sim" or none, in the simulator, never through xla')
       outs = [v for v in eqn.outvars if isinstance(v.type, TileType)]  # a reference's value lies in memory
       for var, value in zip(outs, xla_rules[eqn.primitive](self, eqn), strict=True):
         assert (value.shape, value.dtype) == (var.type.shape, var.type.dtype), (eqn, value)  # type: ignore[union-attr]
