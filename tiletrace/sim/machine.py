@@ -445,7 +445,7 @@ class Machine:
       known.add(key)
       threads = tuple(t % self.cta_threads for t in found.threads)
       cta = self.cta_of(found.threads[0]) if found.threads else self.cta
-      against = f" against threads {ranges([t % self.cta_threads for t in found.others])}" if found.others else ""
+      against = f"; against threads {ranges([t % self.cta_threads for t in found.others])}" if found.others else ""
       self.launch.findings.append(Fault(found.kind, self.program.entry.name, cta, KINDS[found.kind] + against,
                                         places[0], places[1], threads, found.addresses))
 

@@ -77,11 +77,15 @@ class RaceDetector:
   def __init__(self, threads: int, memories: Sequence[Shadow], *, cta: int = 0, grid: Grid | None = None):
     self.threads, self.cta, self.grid = threads, cta, grid or Grid(cta + 1)
     self.width = threads                      # columns in use
-    self._c = np.zeros((threads, threads + 32), np.int32)
+    capacity = threads + 32
+    self._c = np.zeros((threads, capacity), np.int32)
     self._c[np.arange(threads), np.arange(threads)] = 1
     self._p = np.zeros_like(self._c)
-    self._columns(self._c.shape[1])
-    self._readers = Readers(self._c.shape[1])
+    # of each column: the last epoch given out, who issued, whether its writes are generic, whether it is an agent's
+    self._last, self._issuer = np.zeros(capacity, np.int32), np.arange(capacity)
+    self._generic, self._agents = np.arange(capacity) < threads, np.zeros(capacity, bool)
+    self._team: dict[int, tuple[int, ...]] = {}       # agent's column -> all who issued it
+    self._readers = Readers(capacity)
     self._copies = -1                         # first column of cp.async, once it is used
     self._mbarriers: dict[int, _Init] = {}
     self._seen: set[tuple] = set()
@@ -96,19 +100,6 @@ class RaceDetector:
     self._bases.insert(at, memory.base)
     self._memories.insert(at, memory)
 
-  def _columns(self, width: int) -> None:
-    """Per column: last epoch given out, who issued it, whether its writes are generic, whether it is an agent's."""
-    old = getattr(self, "_last", NO_COLUMNS)
-    def more(values: np.ndarray, fill: int) -> np.ndarray:
-      return np.concatenate([values, np.full(width - len(values), fill, values.dtype)])
-    if not len(old):
-      self._last, self._issuer = np.zeros(width, np.int32), np.arange(width)
-      self._generic, self._agents = np.arange(width) < self.threads, np.zeros(width, bool)
-    else:
-      self._last, self._issuer = more(self._last, 0), more(self._issuer, 0)
-      self._generic, self._agents = more(self._generic, 0), more(self._agents, 0)
-    self._kind: dict[int, str] = getattr(self, "_kind", {})
-
   def _add_columns(self, n: int) -> int:
     """The first of `n` new columns."""
     first, have = self.width, self._c.shape[1]
@@ -118,7 +109,8 @@ class RaceDetector:
       grow = ((0, 0), (0, width - have))
       self._c, self._p = np.pad(self._c, grow), np.pad(self._p, grow)
       self._readers.widen(width)
-      self._columns(width)
+      self._last, self._issuer, self._generic, self._agents = (
+          np.pad(x, (0, width - have)) for x in (self._last, self._issuer, self._generic, self._agents))
     return first
 
   # ---- order
@@ -219,7 +211,6 @@ class RaceDetector:
       self._copies = first = self._add_columns(self.threads)
       self._generic[first:first + self.threads] = True
       self._issuer[first:first + self.threads] = np.arange(self.threads)
-      self._kind |= dict.fromkeys(range(first, first + self.threads), "cp.async")
     for shadow, which in self._split(addresses):
       at, each = shadow.of_lanes(addresses[which], nbytes, self._readers)
       t = np.repeat(threads[which], each)
@@ -257,9 +248,10 @@ class RaceDetector:
     column = int(known[0]) if known.size else self._add_columns(1)
     self._agents[column] = True
     self._last[column] += 1
-    self._issuer[column], self._kind[column] = threads[0], kind
     self._c[threads, threads] += 1
-    return Agent(kind, column, int(self._last[column]), tuple(threads.tolist()), c, p)
+    agent = Agent(kind, column, int(self._last[column]), tuple(threads.tolist()), c, p)
+    self._issuer[column], self._team[column] = threads[0], agent.threads
+    return agent
 
   def complete(self, agent: Agent) -> Clock:
     """What is known to whoever waits for it."""
@@ -481,7 +473,8 @@ class RaceDetector:
     for key in np.unique(np.stack([kinds, places], 1), axis=0):
       which = (kinds == key[0]) & (places == key[1])
       threads = now.agent.threads if now.agent is not None else self._issuer[now.column[which]]
-      self._find(KINDS[key[0]], self.grid.places[place], self.grid.places[key[1]], threads, self._issuer[column[which]],
+      others = [t for c in np.unique(column[which]).tolist() for t in self._team.get(c, (self._issuer[c],))]
+      self._find(KINDS[key[0]], self.grid.places[place], self.grid.places[key[1]], threads, others,
                  shadow.address(at[which]), shadow.granule)
 
   def _find(self, kind: str, where: Any, other: Any, threads: Any, others: Any, addresses: np.ndarray,
