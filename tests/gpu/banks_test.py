@@ -1,0 +1,112 @@
+"""Wavefronts of shared memory, by the clock: what `sim.banks` counts is what a warp's loads take on a GPU."""
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from tests.gpu.isa_rows import THREADS, Kernel, Writer
+from tiletrace.lowering.ptx import isa
+from tiletrace.sim.banks import shared_wavefronts
+from tiletrace.sim.tensor_map import swizzle_addresses
+
+LANES = np.arange(32)
+LOADS, APART = 24, 4096          # loads of one run, and the bytes between them: the same banks
+ROUNDS = 4                       # the first warms up
+
+
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+  """Byte addresses of a warp's lanes below 4096, and the bytes of each."""
+  name: str
+  addresses: tuple[int, ...]
+  nbytes: int
+
+  def __str__(self) -> str:
+    return self.name
+
+  @property
+  def wavefronts(self) -> int:
+    return int(shared_wavefronts(np.array(self.addresses)[None], self.nbytes)[0])
+
+
+def pattern(name: str, addresses: np.ndarray, nbytes: int) -> Pattern:
+  return Pattern(name, tuple(map(int, addresses % APART // nbytes * nbytes)), nbytes)
+
+
+RANDOM = np.random.default_rng(1)
+PATTERNS = (
+    pattern("one word", 0 * LANES, 4), pattern("consecutive words", 4 * LANES, 4),
+    pattern("every other word", 8 * LANES, 4), pattern("every fourth word", 16 * LANES, 4),
+    pattern("one bank", 128 * LANES, 4), pattern("halves", 2 * LANES, 2),
+    pattern("consecutive pairs", 8 * LANES, 8), pattern("every other pair", 16 * LANES, 8),
+    pattern("pairs of one bank", 128 * LANES, 8), pattern("one pair", 0 * LANES, 8),
+    pattern("consecutive quads", 16 * LANES, 16), pattern("every other quad", 32 * LANES, 16),
+    pattern("quads of one bank", 128 * LANES, 16), pattern("one quad", 0 * LANES, 16),
+    pattern("swizzled rows of quads", swizzle_addresses(128 * LANES, 128), 16),
+    *(pattern(f"random {n} bytes, {i}", RANDOM.integers(0, APART, 32), n) for n in (4, 8, 16) for i in range(3)),
+)
+
+
+def timed(p: Pattern) -> Kernel:
+  """One warp times its loads: their addresses depend on the first clock, and a store of all precedes the second."""
+  w = Writer(smem=APART * LOADS + APART)
+  b = w.b
+  offsets = w.load("b32", np.tile(p.addresses, THREADS // 32).astype(np.uint32))
+  zero = w.load("b32", np.zeros(THREADS, np.uint32))
+  base = b.new(isa.MOV_SYMBOL, w.shared, type="u32")
+  own = b.new(isa.MAD_LO, w.tid, 4, base, type="u32")
+  for at in range(0, APART * LOADS + APART, 4 * THREADS):
+    b(isa.ST_SHARED, b.addr(own, at), zero, type="b32")
+  b(isa.BAR_SYNC_ALL, 0)
+  end = b.label("end")
+  b(isa.BRA, end, pred=b.new(isa.SETP, w.tid, 32, cmp="ge", type="u32"))
+  times = []
+  words = max(p.nbytes // 4, 1)
+  for _ in range(ROUNDS):
+    b(isa.BAR_SYNC, 1, 32)
+    before = b.special("clock")
+    at = b.new(isa.ADD, b.new(isa.ADD, base, offsets, type="u32"), b.new(isa.AND, before, zero, type="b32"), type="u32")
+    total = b.new(isa.MOV, 0, type="b32")
+    for i in range(LOADS):
+      address = b.addr(at, APART * i)
+      if p.nbytes == 2:
+        parts = [b.new(isa.CVT, b.new(isa.LD_SHARED, address, type="b16"), to="u32", source="u16")]
+      elif words == 1:
+        parts = [b.new(isa.LD_SHARED, address, type="b32")]
+      else:
+        parts = b.new(isa.LD_SHARED, address, vec=f"v{words}", type="b32")
+      for part in parts:
+        total = b.new(isa.XOR, total, part, type="b32")
+    b(isa.ST_SHARED, b.addr(own, APART * LOADS), total, type="b32")
+    b(isa.BAR_SYNC, 1, 32)
+    times.append(b.new(isa.SUB, b.special("clock"), before, type="u32"))
+  for i, t in enumerate(times):
+    w.keep(isa.LD_SHARED.form(type="b32"), "u32", t, part=i)
+  b.place(end)
+  return w.kernel()
+
+
+@pytest.mark.parametrize("p", PATTERNS, ids=str)
+def test_the_timed_kernels_run_in_the_simulator(p: Pattern):
+  kernel = timed(p)
+  assert kernel.assemble().image
+  kernel.simulate()
+  assert 1 <= p.wavefronts <= 32 * max(p.nbytes // 4, 1)
+
+
+@pytest.mark.gpu
+def test_loads_take_a_cycle_for_each_wavefront():
+  """Against the loads of one word, which take one each: what is not the loads' own is the same."""
+  def cycles(p: Pattern) -> float:
+    kernel = timed(p)
+    memory = kernel.launch()
+    return min(float(r.read(memory)[:32].max()) for r in kernel.results[1:])
+
+  start = cycles(PATTERNS[1]) - LOADS
+  measured = {p.name: (cycles(p) - start) / LOADS for p in PATTERNS}
+  counted = {p.name: p.wavefronts for p in PATTERNS}
+  wrong = {name: (measured[name], counted[name]) for name in counted
+           if abs(measured[name] - counted[name]) > 0.1 * counted[name] + 1}
+  assert not wrong, f"(measured, counted) cycles a load: {wrong}"
