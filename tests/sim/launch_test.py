@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import functools
 import json
+import pathlib
+import re
 import time
 import tracemalloc
 
@@ -139,6 +141,11 @@ def test_a_missing_wait_is_an_error_with_both_python_lines():
   assert e.value.code == "TT500" and e.value.faults[0].kind == "asynchronous write not waited for"
   assert "y[...] = s[...]" in text and "tt.copy_async(x.at[:, :], s, barrier=full[0], dispatch=\"tma\")" in text
   assert "^^^^" in text and "PTX line" in text and "kernel staged_kernel, CTA 0" in text and "threads" in text
+
+
+def test_every_kind_of_fault_is_documented():
+  page = (pathlib.Path(__file__).parents[2] / "docs/simulator.md").read_text()
+  assert re.findall(r"^\| `([^`]+)` \| (.*) \|$", page, re.MULTILINE) == list(KINDS.items())
 
 
 def test_faults_are_data_too():

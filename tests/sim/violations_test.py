@@ -330,3 +330,41 @@ def test_the_same_mask_as_the_lanes_is_fine():
 
   assert not got.faults
   np.testing.assert_array_equal(got.y[:16], np.arange(16) ^ 1)
+
+
+# ---- clusters
+
+
+def push(*, stays: bool) -> Outcome:
+  """Every thread stores its number into the other CTA's shared memory, which reads it after a cluster barrier."""
+  k = Small(threads=32, smem=128, ctas=2, cluster=True)
+  b, rank = k.b, k.b.special("cluster_ctarank")
+  other = b.new(isa.MAPA, k.smem, b.new(isa.XOR, rank, 1, type="b32"))
+  b(isa.ST_CLUSTER, b.addr(b.new(isa.MAD_LO, k.tid, 4, other, type="u32")), k.at, type="u32")
+  if stays:
+    b(isa.CLUSTER_ARRIVE, sem="release", aligned="aligned")
+    b(isa.CLUSTER_WAIT, sem="acquire", aligned="aligned")
+  k.store(b.new(isa.LD_SHARED, k.shared(4), type="u32") if stays else k.tid)
+  return k.end().run()
+
+
+def test_ctas_of_a_cluster_write_to_each_other_between_cluster_barriers():
+  got = push(stays=True)
+  assert not got.faults, str(got.faults[0])
+  np.testing.assert_array_equal(got.y, np.arange(64) ^ 32)
+
+
+def test_the_shared_memory_of_a_cta_that_ended_is_gone():
+  k = Small(threads=32, smem=128, ctas=2, cluster=True)
+  b, rank = k.b, k.b.special("cluster_ctarank")
+  first = k.compare("eq", rank, 0)
+  b(isa.RET, pred=first)
+  zero = b.new(isa.MAPA, k.smem, 0)
+  loop, count = b.label("loop"), b.new(isa.MOV, 0, type="b32")
+  b.place(loop)                           # long enough for CTA 0 to end
+  b(isa.ADD, count, count, 1, type="u32")
+  b(isa.BRA, loop, pred=k.compare("lt", count, 100))
+  b(isa.ST_CLUSTER, b.addr(zero), 1, type="u32", pred=k.compare("eq", k.tid, 0))
+  fault = only(k.end().run())
+
+  assert fault.kind == "out of bounds" and "CTA 0 of the cluster has ended" in fault.text

@@ -160,11 +160,19 @@ def local(m: Machine, row: Row, offset: int, threads: np.ndarray, at: Any) -> np
 
 
 def clustered(m: Machine, addresses: np.ndarray, threads: np.ndarray) -> np.ndarray:
-  """Addresses in the cluster's window -> offsets in its shared memory."""
+  """Addresses in the cluster's window -> offsets in its shared memory.
+
+  Raises:
+    Violation: there is no such CTA, or it has ended.
+  """
   ranks = addresses >> 24
   if (ranks >= m.ctas).any():
     raise Violation("out of bounds", f"shared::cluster address {int(addresses.max()):#x} names CTA {int(ranks.max())} "
                     f"of a cluster of {m.ctas}", threads=threads[ranks >= m.ctas])
+  ended = ~np.asarray(m.alive.reshape(m.ctas, -1).any(1))[ranks]
+  if ended.any():
+    raise Violation("out of bounds", f"CTA {int(ranks[ended][0])} of the cluster has ended, its shared memory is gone",
+                    threads=threads[ended] if len(threads) == len(ended) else threads, addresses=addresses[ended])
   return ranks * m.shared.span + (addresses & 0xFF_FFFF)
 
 

@@ -318,7 +318,8 @@ class Groups:
     m = self.machine
     for event in m.events:
       if isinstance(event, Load) and any(int(x[0]) // m.shared.span == cta for x in event.targets):
-        v = Violation("asynchronous at exit", f"the CTA ends while {event.describe()}", threads=[event.thread])
+        v = Violation("asynchronous at exit", f"the CTA ends before this is done: {event.describe()}",
+                      threads=[event.thread])
         v.other = event.op  # type: ignore[attr-defined]
         raise v
 
