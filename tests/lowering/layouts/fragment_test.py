@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tiletrace.lowering.layouts.catalog import wgmma_accumulator
-from tiletrace.lowering.layouts.fragment import blocked, drop_copies, fragment_view, reduction, row_of
+from tiletrace.lowering.layouts.fragment import blocked, drop_copies, fragment_view, reduction, row_of, thread_partials
 from tiletrace.lowering.layouts.normal import REPLICA
 from tiletrace.lowering.layouts.relation import Layout
 
@@ -79,10 +79,12 @@ def test_blocked_takes_a_given_vector_width():
   assert blocked((64, 256), 16, 4, vec=2).apply(lane=1) == (0, 2)
 
 
-@pytest.mark.parametrize("layout", [
-  wgmma_accumulator(64, 64), wgmma_accumulator(192, 96, 3), wgmma_accumulator(128, 40, 1),
-  wgmma_accumulator(64, 192, 3, "n"), blocked((7, 33), 32, 4), blocked((100, 229), 16, 12), blocked((7,), 32, 4),
-], ids=str)
+REDUCED = [wgmma_accumulator(64, 64), wgmma_accumulator(192, 96, 3), wgmma_accumulator(128, 40, 1),
+           wgmma_accumulator(64, 192, 3, "n"), blocked((7, 33), 32, 4), blocked((100, 229), 16, 12),
+           blocked((7,), 32, 4)]
+
+
+@pytest.mark.parametrize("layout", REDUCED, ids=str)
 @pytest.mark.parametrize("dims", [(0,), (1,), (0, 1)])
 def test_reduction_plan_sums_each_valid_element_once(layout, dims):
   if layout.rank <= max(dims):
@@ -105,6 +107,29 @@ def test_reduction_plan_sums_each_valid_element_once(layout, dims):
     for warp in group:
       assert np.array_equal(total, expected[:, :, warp])
   assert plan.layout.valid == tuple(layout.valid[d] for d in kept)
+
+
+@pytest.mark.parametrize("layout", REDUCED, ids=str)
+@pytest.mark.parametrize("dims", [(0,), (1,), (0, 1)])
+def test_what_threads_have_of_a_sum_adds_up_to_it_and_copies_are_one_part(layout, dims):
+  if layout.rank <= max(dims):
+    dims = (0,)
+  parts, plan = thread_partials(layout, dims), reduction(layout, dims)
+  if parts is None:
+    assert not plan.lanes and max(map(len, plan.warps)) == 1
+    return
+  data = np.zeros(layout.shape, np.int64)
+  data[tuple(slice(0, v) for v in layout.valid)] = np.random.default_rng(2).integers(1, 2**40, layout.valid)
+  values = data[tuple(np.moveaxis(layout.table(AXES), -1, 0))]
+  mine = np.stack([values[list(group)].sum(0) for group in plan.registers])
+  index = tuple(np.moveaxis(parts.table(AXES), -1, 0))
+  assert index[0].shape == mine.shape
+  found = np.full(parts.shape, -1)
+  found[index] = mine
+  assert (found[index] == mine).all() and (found >= 0).all()
+  kept = tuple(v for d, v in enumerate(layout.valid) if d not in dims)
+  assert parts.valid == (parts.shape[0], *kept)
+  assert np.array_equal(found.sum(0), data.sum(dims))
 
 
 def test_a_row_sum_of_an_accumulator_is_two_registers_and_two_shuffles():

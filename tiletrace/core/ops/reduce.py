@@ -26,6 +26,8 @@ reduce_prod_p = Primitive("reduce_prod")
 # What each warp has of a reduction: params op (the name of a reduction), axes, parts (warps that share a result). The
 # result is [parts, *kept dimensions]; the scheduler writes it before the exchange through shared memory.
 reduce_partial_p = Primitive("reduce_partial", level=0)
+# The same of each thread, to be added up in a loop before anything crosses lanes.
+reduce_thread_p = Primitive("reduce_thread", level=0)
 
 REDUCTIONS = (reduce_sum_p, reduce_max_p, reduce_min_p, reduce_prod_p)
 
@@ -39,16 +41,28 @@ def _reduce_type(eqn: Eqn) -> tuple[TileType, ...]:
   return (TileType(tuple(n for a, n in enumerate(x.shape) if a not in axes), x.dtype),)
 
 
-@type_rules.register(reduce_partial_p)
+@type_rules.register(reduce_partial_p, reduce_thread_p)
 def _partial_type(eqn: Eqn) -> tuple[TileType, ...]:
   (x,), axes = tile_types(eqn.invars), eqn.params["axes"]
   check(eqn.params["op"] in [p.name for p in REDUCTIONS], f"{eqn.params['op']} is no reduction")
   return (TileType((eqn.params["parts"], *(n for a, n in enumerate(x.shape) if a not in axes)), x.dtype),)
 
 
-@effect_rules.register(*REDUCTIONS, reduce_partial_p)
+@effect_rules.register(*REDUCTIONS, reduce_partial_p, reduce_thread_p)
 def _pure(eqn: Eqn) -> tuple[Effect, ...]:
   return ()
+
+
+def identity(primitive: Primitive, dtype: np.dtype) -> bool | int | float:
+  """What changes no result of a reduction."""
+  if primitive in (reduce_sum_p, reduce_prod_p):
+    one = int(primitive is reduce_prod_p)
+    return float(one) if dtypes.is_float(dtype) else one
+  if dtypes.is_float(dtype):
+    return -math.inf if primitive is reduce_max_p else math.inf
+  if dtype == dtypes.bool_:
+    return primitive is reduce_min_p
+  return int(np.iinfo(dtype).min if primitive is reduce_max_p else np.iinfo(dtype).max)
 
 
 def _reduce(primitive: Primitive, what: str, x: Any, axis: Any, keepdims: bool) -> Tile:

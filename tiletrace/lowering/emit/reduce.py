@@ -1,13 +1,11 @@
 """Reductions within a warp: a tree in each thread, then shfl.sync.bfly. The scheduler does what crosses warps."""
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
-import numpy as np
-
-from tiletrace.core import dtypes
 from tiletrace.core.errors import LoweringError
-from tiletrace.core.graph import Eqn, Primitive, Var
+from tiletrace.core.graph import Eqn, Primitive, Var, primitive
 from tiletrace.core.ops import elementwise as ew, reduce as ops
 from tiletrace.lowering.emit.addressing import ViewBounds
 from tiletrace.lowering.emit.context import EmitContext, emit_rules
@@ -24,18 +22,6 @@ _COMBINE: dict[str, Primitive] = {"reduce_sum": ew.add_p, "reduce_prod": ew.mul_
 _WHOLE_WARP = -1  # member mask
 
 
-def identity(op: str, dtype: np.dtype) -> int | float:
-  """What changes no result: the value of padding."""
-  if op in ("reduce_sum", "reduce_prod"):
-    one = int(op == "reduce_prod")
-    return float(one) if dtypes.is_float(dtype) else one
-  if dtypes.is_float(dtype):
-    return -np.inf if op == "reduce_max" else np.inf
-  if dtype == dtypes.bool_:
-    return int(op == "reduce_min")
-  return int(np.iinfo(dtype).min if op == "reduce_max" else np.iinfo(dtype).max)
-
-
 @emit_rules.register(*ops.REDUCTIONS)
 def _reduce(ctx: EmitContext, eqn: Eqn) -> None:
   plan = reduction(_layout(ctx, eqn), eqn.params["axes"])
@@ -46,6 +32,12 @@ def _reduce(ctx: EmitContext, eqn: Eqn) -> None:
 @emit_rules.register(ops.reduce_partial_p)
 def _partial(ctx: EmitContext, eqn: Eqn) -> None:
   _within_warp(ctx, eqn, eqn.params["op"], reduction(_layout(ctx, eqn), eqn.params["axes"]))
+
+
+@emit_rules.register(ops.reduce_thread_p)
+def _thread(ctx: EmitContext, eqn: Eqn) -> None:
+  plan = reduction(_layout(ctx, eqn), eqn.params["axes"])
+  _within_warp(ctx, eqn, eqn.params["op"], dataclasses.replace(plan, lanes=()))
 
 
 def _layout(ctx: EmitContext, eqn: Eqn):
@@ -75,7 +67,7 @@ def _without_padding(ctx: EmitContext, eqn: Eqn, op: str) -> dict[int, Operand]:
   b, x, axes = ctx.b, eqn.values[0], list(eqn.params["axes"])
   bounds = ViewBounds(ctx, coordinates(_layout(ctx, eqn), ctx.scope.threads)[..., axes],
                       tuple(x.shape[a] for a in axes))
-  kind, nothing = compute_type(x.dtype), identity(op, x.dtype)
+  kind, nothing = compute_type(x.dtype), ops.identity(primitive(op), x.dtype)
   out: dict[int, Operand] = {}
   predicates: dict[bytes, Reg | None] = {}
   for reg, value in enumerate(unpack(b, materialise(b, ctx.read(x)))):

@@ -197,14 +197,44 @@ def warp_partials(layout: FragmentLayout, dims: tuple[int, ...]) -> FragmentLayo
   parts = max(map(len, plan.warps))
   if parts == 1:
     return None
-  assert all(len(group) == parts for group in plan.warps), f"{layout} has results of several sizes over {dims}"
-  full, table = layout.restrict("warp").table(("warp",)), plan.layout.table(("warp", "lane", "reg"))
-  group_of = {w: group for group in plan.warps for w in group}
-  by_element = {tuple(full[w].tolist()): group_of[w].index(w) for w in group_of}
-  part = np.asarray([by_element[tuple(x)] for x in full.tolist()])
+  part, table = _parts_of_warps(layout, plan), plan.layout.table(("warp", "lane", "reg"))
   part = np.broadcast_to(part[:, None, None, None], (*table.shape[:-1], 1))
   kept, valid = plan.layout.shape, plan.layout.valid
   return fit(("warp", "lane", "reg"), (parts, *kept), np.concatenate([part, table], -1), valid=(parts, *valid))
+
+
+def _parts_of_warps(layout: FragmentLayout, plan: Reduction) -> np.ndarray:
+  """For each warp, which part of its results it has."""
+  assert len(set(map(len, plan.warps))) == 1, f"{layout} has results of several sizes"
+  full = layout.restrict("warp").table(("warp",))
+  group_of = {w: group for group in plan.warps for w in group}
+  by_element = {tuple(full[w].tolist()): group_of[w].index(w) for w in group_of}
+  return np.asarray([by_element[tuple(x)] for x in full.tolist()])
+
+
+@lru_cache(maxsize=256)
+def thread_partials(layout: FragmentLayout, dims: tuple[int, ...]) -> FragmentLayout | None:
+  """Layout of what each thread has of a reduction over `dims`: [parts, *kept dimensions], the registers of the result.
+
+  None where every result lies within one thread, or where the threads of a result do not number its parts.
+
+  Example: `thread_partials(blocked((4, 1024), 32, 4), (1,))` is [32, 4], a part for each lane.
+  """
+  plan = reduction(layout, dims)
+  of_warps, lanes = max(map(len, plan.warps)), 1 << len(plan.lanes)
+  if of_warps * lanes == 1 or any(m & m - 1 for m in plan.lanes):
+    return None
+  table, lane = plan.layout.table(("warp", "lane", "reg")), np.arange(32)
+  part = np.zeros((len(table), 32), np.int64)
+  for i, mask in enumerate(plan.lanes):
+    part += ((lane & mask) != 0) << i
+  part += lanes * _parts_of_warps(layout, plan)[:, None]
+  kept, valid = plan.layout.shape, plan.layout.valid
+  table = np.concatenate([np.broadcast_to(part[..., None, None], (*table.shape[:-1], 1)), table], -1)
+  try:
+    return fit(("warp", "lane", "reg"), (lanes * of_warps, *kept), table, valid=(lanes * of_warps, *valid))
+  except NotALayout:
+    return None
 
 
 def drop_copies(layout: FragmentLayout) -> tuple[FragmentLayout, tuple[int, ...]]:

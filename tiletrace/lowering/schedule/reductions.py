@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
+
 from tiletrace.core import dtypes
 from tiletrace.core.graph import Atom, Block, Eqn, Primitive, RefOperand, Var, prefixed
 from tiletrace.core.ops import elementwise as ew, reduce as ops
@@ -16,6 +18,11 @@ _COMBINE: dict[Primitive, Primitive] = {ops.reduce_sum_p: ew.add_p, ops.reduce_p
                                         ops.reduce_max_p: ew.max_p, ops.reduce_min_p: ew.min_p}
 _COMBINE_BOOLS: dict[Primitive, Primitive] = {ops.reduce_max_p: ew.or_p, ops.reduce_min_p: ew.and_p}
 _ACCUMULATING = (ops.reduce_sum_p, ops.reduce_prod_p)
+
+
+def combining(reduction: Primitive, dtype: np.dtype) -> Primitive:
+  """The elementwise op that joins two results of a reduction."""
+  return (_COMBINE_BOOLS if dtype == dtypes.bool_ else _COMBINE)[reduction]
 
 
 class ReductionLowering:
@@ -81,7 +88,7 @@ class ReductionLowering:
     if self._syncs:
       b.sync()
     loaded = [self._keep(b.load(_part(buffer, p)), layout) for p in range(parts)]
-    combine = (_COMBINE_BOOLS if x.dtype == dtypes.bool_ else _COMBINE)[eqn.primitive]
+    combine = combining(eqn.primitive, x.dtype)
     while len(loaded) > 1:
       pairs = zip(loaded[::2], loaded[1::2])
       odd = loaded[len(loaded) & ~1:]

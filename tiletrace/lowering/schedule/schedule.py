@@ -27,6 +27,7 @@ from tiletrace.lowering.schedule.cumsums import CumsumLowering
 from tiletrace.lowering.schedule.deferral import Deferred, defer_epilogue
 from tiletrace.lowering.schedule.epilogue import Staging, drain_stores, expand_store, make_staging, staged_stores
 from tiletrace.lowering.schedule.grid import lower_ids, place_on_grid
+from tiletrace.lowering.schedule.late import LateReductions
 from tiletrace.lowering.schedule.producer import Producer, slice_refusal
 from tiletrace.lowering.schedule.program import Program
 from tiletrace.lowering.schedule.reductions import ReductionLowering
@@ -79,7 +80,11 @@ def schedule(selected: Selected, target: Target, options: CompileOptions) -> Pro
 
 
 def _exchanges(body: Block, layouts: dict[Var, Layout], notes: list[str], *, syncs: bool = False) -> Block:
-  """What crosses threads, or warps in reductions and cumulative sums, goes through shared memory."""
+  """What crosses threads, or warps in reductions and cumulative sums, goes through shared memory; if it can, after the
+  loop that it stands in."""
+  late = LateReductions(layouts)
+  body = late.block(body)
+  notes += late.notes
   for kind in (RelayoutLowering, ReductionLowering, CumsumLowering):
     lowering = kind(layouts, syncs=syncs)
     body = lowering.block(body)
