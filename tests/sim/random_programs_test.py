@@ -89,7 +89,7 @@ ELEMENTWISE = st.builds(
     st.sampled_from(["", "abs", "neg", "square", "exp", "tanh"]), st.booleans(), OPTIONS)
 
 
-@settings(CHECKS, max_examples=20)
+@settings(CHECKS, max_examples=36)
 @given(ELEMENTWISE, SEED)
 def test_elementwise(p: Elementwise, seed: int):
   source, target = (DTYPES[d] for d in p.dtypes)
@@ -116,7 +116,7 @@ def reduce_kernel(x, y, *, rows, op, axis, through_shared):
     y[tt.program_id(0), :] = getattr(tt, op)(v, axis=0).astype(y.dtype)
 
 
-@settings(CHECKS, max_examples=16)
+@settings(CHECKS, max_examples=30)
 @given(EXTENT, st.one_of(EXTENT, st.sampled_from([229, 500])), st.sampled_from([1, 2, 5, 8, 16]),
        st.sampled_from(["sum", "max", "min"]), st.sampled_from([0, 1]), st.sampled_from(["f32", "i32"]), st.booleans(),
        OPTIONS, SEED)
@@ -142,7 +142,7 @@ def ring_kernel(x, y, *, block, num_stages, transposed):
   y[i, :, :] = acc[...]
 
 
-@settings(CHECKS, max_examples=14)
+@settings(CHECKS, max_examples=30)
 @given(st.sampled_from([(8, 64), (16, 128), (64, 64), (16, 24), (5, 40)]), st.integers(1, 40), st.integers(1, 420),
        st.integers(1, 4), st.booleans(), st.sampled_from(["f32", "bf16"]), st.sampled_from([1, 2]), SEED)
 def test_rings(block, m, n, num_stages, transposed, dtype, warpgroups, seed):
@@ -193,7 +193,7 @@ GEMMS = st.builds(
     st.fixed_dictionaries({"warpgroups": st.sampled_from([1, 2]), "persistent": st.booleans()}))
 
 
-@settings(CHECKS, max_examples=20)
+@settings(CHECKS, max_examples=36)
 @given(GEMMS, SEED)
 def test_gemms(p: Gemm, seed: int):
   (m, n, k), (source, target) = p.shape, (DTYPES[d] for d in p.dtypes)
