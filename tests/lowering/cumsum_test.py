@@ -8,7 +8,7 @@ import pytest
 
 import tiletrace as tt
 from tests.gpu.corpus import Case
-from tests.lowering import lockstep
+from tests.lowering import simulated
 from tests.lowering.kernels import F32, I32, assemble, lower, struct
 from tests.lowering.reduce_test import facts
 from tiletrace.core.errors import LoweringError
@@ -32,7 +32,7 @@ def sums(shape: tuple[int, ...], axis: int, *, layout=None, reverse: bool = Fals
 
 def check(call: tt.TileCall, x: np.ndarray, want: np.ndarray):
   lowered = call.lower(x)
-  (got,) = lockstep.run(lowered, Case(call, (x,), (), "exact"))
+  (got,) = simulated.run(lowered, Case(call, (x,), (), "exact"))
   np.testing.assert_array_equal(got, want)
   return lowered
 

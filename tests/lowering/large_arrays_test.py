@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tiletrace as tt
-from tests.lowering import lockstep
+from tests.lowering import simulated
 from tests.lowering.kernels import BF16, F32, assemble, lower, struct, variants
 from tests.transforms.kernels import like
 from tiletrace.core.errors import TileTypeError
@@ -63,7 +63,7 @@ CASES = [
 def test_a_program_s_addresses_are_64_bits_wide(kernel, shape, grid, program, reads, writes):
   assert math.prod(shape) > 2**31
   lowered = lower(kernel, [struct(*shape)], struct(*shape), grid=grid)
-  (x_reads, x_writes), (y_reads, y_writes) = lockstep.global_accesses(lowered, program[0] * grid[1] + program[1])
+  (x_reads, x_writes), (y_reads, y_writes) = simulated.global_accesses(lowered, program[0] * grid[1] + program[1])
   assert max(x_reads) > 2**32
   assert x_reads == index(shape, *reads) and y_writes == index(shape, *(writes or reads))
   assert not x_writes and not y_reads
@@ -73,7 +73,7 @@ def test_a_program_s_addresses_are_64_bits_wide(kernel, shape, grid, program, re
 def test_a_batch_that_is_larger_than_its_examples_reach_is_addressed_too():
   kernel = tt.tile_call(rows_and_columns, struct(4096, 1024), grid=(256, 8))
   lowered: Lowered = Traced(kernel.trace(struct(4096, 1024)).program.batch(1000, (True,))).lower()
-  (reads, _), (_, writes) = lockstep.global_accesses(lowered, 1000 * 256 * 8 - 1)
+  (reads, _), (_, writes) = simulated.global_accesses(lowered, 1000 * 256 * 8 - 1)
   want = index((1000, 4096, 1024), [999], range(4080, 4096), range(896, 1024))
   assert reads == writes == want and max(want) == 1000 * 2**24 - 1
 

@@ -9,7 +9,7 @@ import pytest
 
 import tiletrace as tt
 from tests.gpu.corpus import Case
-from tests.lowering import lockstep
+from tests.lowering import simulated
 from tests.lowering.kernels import BF16, F32, assemble, count, lower, matmul, notes, struct
 from tests.lowering.protocol import Protocol
 from tiletrace.core.errors import ScheduleError
@@ -344,7 +344,7 @@ def test_what_the_copies_write(dtype, swizzle, columns):
   padded[3:40, :columns] = x
   call = tt.tile_call(functools.partial(staged_kernel, fill=fill, swizzle=swizzle),
                       struct(48, 192, dtype=dtype), grid=(3, 3))
-  got, = lockstep.run(call.lower(x), Case(call, (x,), (padded,), "exact"))
+  got, = simulated.run(call.lower(x), Case(call, (x,), (padded,), "exact"))
   np.testing.assert_array_equal(got, padded)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import tiletrace as tt
 from tests.gpu.corpus import Case
-from tests.lowering import lockstep
+from tests.lowering import simulated
 from tests.tolerances import assert_close
 from tests.transforms.kernels import add_in_place, matmul, matmul_call, normal, scale_rows
 from tiletrace.core.batch import batch
@@ -111,7 +111,7 @@ def test_ptx_of_a_batched_kernel_computes_every_example(which):
   program = call.trace(*(jax.ShapeDtypeStruct(s, np.float32) for s in ((11, 37), (11,)))).program.batch(5, which)
   x, s = arrays
   want = x * s[..., None]
-  got, = lockstep.run(Traced(program).lower(), Case(call, (x, s), (want,), "exact"))
+  got, = simulated.run(Traced(program).lower(), Case(call, (x, s), (want,), "exact"))
   np.testing.assert_array_equal(got, want)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import tiletrace as tt
 from tests.gpu.corpus import Case, normal
-from tests.lowering import lockstep
+from tests.lowering import simulated
 from tests.lowering.kernels import BF16, F32, assemble, count, lower, matmul, struct
 from tiletrace.core.errors import ResourceError
 from tiletrace.lowering.layouts.catalog import wgmma_accumulator
@@ -144,5 +144,5 @@ def test_warpgroups_may_begin_inside_of_a_swizzle_s_period(warpgroups, swizzle, 
 
   x = normal(np.random.default_rng(warpgroups), 64, 96, dtype=dtype)
   call = tt.tile_call(kernel, struct(64, 96, dtype=dtype), grid=1, warpgroups=warpgroups)
-  (got,) = lockstep.run(call.lower(x), Case(call, (x,), (), "exact"))
+  (got,) = simulated.run(call.lower(x), Case(call, (x,), (), "exact"))
   np.testing.assert_array_equal(got, x)

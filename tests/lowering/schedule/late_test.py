@@ -9,7 +9,7 @@ import pytest
 
 import tiletrace as tt
 from tests.gpu.corpus import Case
-from tests.lowering import lockstep
+from tests.lowering import simulated
 from tests.lowering.kernels import BF16, F32, I32, assemble, lower, struct
 from tests.tolerances import assert_close
 from tiletrace.stages import Lowered
@@ -37,7 +37,7 @@ def exchanges(lowered: Lowered) -> int:
 
 def run(call: tt.TileCall, *inputs: np.ndarray) -> tuple[Lowered, list[np.ndarray]]:
   lowered = call.lower(*inputs)
-  return lowered, lockstep.run(lowered, Case(call, inputs, (), "exact"))
+  return lowered, simulated.run(lowered, Case(call, inputs, (), "exact"))
 
 
 def fragment_kernel(x, start, y, *, name, axis, keepdims, block):
