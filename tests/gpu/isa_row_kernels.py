@@ -40,6 +40,8 @@ def operand_values(row: Instr, slot: Slot, cls: str) -> np.ndarray:
   x = registers(cls, THREADS, seed)
   if row in (isa.DIV, isa.REM) and slot.name == "b":          # by zero: unspecified
     return np.where(x == 0, x.dtype.type(3), x)
+  if row is isa.DIV_APPROX and slot.name == "b":              # unspecified below
+    return np.where((np.abs(x) < 2.0**-126) & (x != 0), np.float32(3), x)
   if row in _BOUNDED:
     return rng.uniform(-2 * np.pi, 2 * np.pi, THREADS).astype(np.float32)
   return x

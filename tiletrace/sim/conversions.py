@@ -1,6 +1,7 @@
 """cvt: between integers, floats, and their packed and 8-bit forms (PTX ISA 9.7.9, cvt), on arrays of registers.
 
-An 8-bit integer fills its b16 register. NaN becomes 0 as an integer, and the canonical NaN as a float.
+An 8-bit integer fills its b16 register. NaN becomes the canonical NaN as a float; as an integer it is 0, or only the
+highest bit where one of the two types has 64 bits.
 """
 from __future__ import annotations
 
@@ -94,6 +95,7 @@ def _float_to_integer(mods: Mods) -> Unit:
   own, rounding = NUMBERS[to], TO_INTEGER[mods["rnd"][:-1]]
   info = np.iinfo(own)
   above = 2.0**(width(to) - (to[0] == "s"))             # the first number too large: exact in every float type
+  of_nan = np.array([(1 << width(to) - 1) * (source == "f64" or width(to) == 64)], f"u{width(to) // 8}").view(own)
 
   def unit(a: np.ndarray) -> np.ndarray:
     x = rounding(_read_float(a, source)).astype(np.float64)
@@ -101,6 +103,7 @@ def _float_to_integer(mods: Mods) -> Unit:
     r = np.where(inside, x, 0).astype(own)
     if not inside.all():
       r = np.where(x >= above, own(info.max), np.where(x < info.min, own(info.min), r))
+      r = np.where(x == x, r, of_nan)
     return _store(r, to)
   return unit
 
