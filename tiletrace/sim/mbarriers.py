@@ -237,9 +237,14 @@ def _inval(m: Machine, op: Op) -> Act:
   return act
 
 
-@effect(isa.MBARRIER_ARRIVE, isa.MBARRIER_ARRIVE_REMOTE)
+# One arrival, with whatever scope; those in shared::cluster may be at another CTA's barrier.
+_ARRIVALS = [row for row in isa.ROWS.values()
+             if row.template.startswith("mbarrier.arrive.") and row.operands == "_, [bar:b32]"]
+
+
+@effect(*_ARRIVALS)
 def _arrive(m: Machine, op: Op) -> Act:
-  remote = op.inst.row is isa.MBARRIER_ARRIVE_REMOTE
+  remote = "shared::cluster" in op.inst.form.head
 
   def act(s: Strand, threads: np.ndarray, at: Any) -> None:
     for bar, mine in _each(m, op, threads, at, remote):
@@ -351,7 +356,7 @@ def _part(m: Machine, s: Strand, threads: np.ndarray, done: np.ndarray, open_: l
 def _proxy_fence(m: Machine, op: Op) -> Act:
   def act(s: Strand, threads: np.ndarray, at: Any) -> None:
     if m.races is not None:
-      m.races.proxy_fence(threads)
+      m.races.proxy_fence(threads, op.inst.mods["space"].partition("::")[0])
   return act
 
 
