@@ -246,6 +246,22 @@ def test_a_fence_of_one_thread_is_not_a_fence_of_the_others(det):
   assert found.others == tuple(range(32, 128))
 
 
+@pytest.mark.parametrize("fence", ["shared", "global", ""])
+@pytest.mark.parametrize("space", ["shared", "global"])
+def test_a_fence_is_for_the_space_that_it_names(fence, space):
+  det = RaceDetector(128, [Shadow(0, SMEM), Shadow(1 << 32, SMEM, grid_wide=True)])
+  at = T * 16 + (1 << 32) * (space == "global")
+  for again in range(2):
+    det.write(T, at, 16, f"store {again}")
+    det.proxy_fence(T, fence)
+    det.barrier(T)
+    done = det.issue(ONE, "TMA load")
+    det.agent_read(done, at, 16, f"load {again}")
+    det.acquire(T, det.complete(done))
+
+  assert kinds(det) == ([] if fence in ("", space) else [races.MISSING_PROXY_FENCE] * 2)
+
+
 def test_fences_travel_through_mbarriers(det):
   det.write(T[:64], T[:64] * 16, 16, "store")
   det.proxy_fence(T[:64])

@@ -10,20 +10,19 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Clock:
-  """Knowledge that is handed on: dense rows of C and P (or neither), and single columns of C.
+  """Knowledge that is handed on: dense rows of the detector's clocks (or none), and single columns of the first.
 
   Attributes:
-    c, p: int32 [columns when it was released].
+    known: int32 [columns when it was released] each: what happened, and what of it the async proxy sees.
     columns, values: int32 [n]: asynchronous operations known to be complete.
   """
-  c: np.ndarray | None
-  p: np.ndarray | None
+  known: tuple[np.ndarray, ...]
   columns: np.ndarray
   values: np.ndarray
 
 
 NO_COLUMNS = np.zeros(0, np.int32)
-NOTHING = Clock(None, None, NO_COLUMNS, NO_COLUMNS)
+NOTHING = Clock((), NO_COLUMNS, NO_COLUMNS)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -33,8 +32,7 @@ class Agent:
   column: int
   value: int
   threads: tuple[int, ...]
-  c: np.ndarray
-  p: np.ndarray
+  known: tuple[np.ndarray, ...]
 
 
 class Grid:
@@ -68,9 +66,12 @@ def rows_of(threads: np.ndarray) -> Any:
   return slice(first, first + n) if int(threads[-1]) - first == n - 1 and (np.diff(threads) == 1).all() else threads
 
 
-def join(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
+def join(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray:
+  """The later of two rows, column by column; one may be shorter or missing."""
   if a is None or b is None:
-    return b if a is None else a
+    out = b if a is None else a
+    assert out is not None
+    return out
   if len(a) < len(b):
     a, b = b, a
   out = a.copy()

@@ -1,10 +1,10 @@
 """Data races between the threads of a CTA or cluster and its asynchronous operations, by vector clocks.
 
-Clocks have a column for each thread and for each asynchronous operation that may be in flight. Row t of `C` says up to
-which access of every other column thread t is ordered after. Row t of `P` is the part of it that the asynchronous proxy
-sees too: a generic write must be in `P` of the thread that issues an asynchronous operation on the same bytes (PTX ISA,
-Memory Consistency Model: proxy-preserved base causality order). Barriers, mbarriers and fences move clocks; accesses
-are compared with the last write and the reads since (`shadow.py`), as in FastTrack (Flanagan and Freund, PLDI 2009).
+Clocks have a column for each thread and for each asynchronous operation that may be in flight. Row t says up to which
+access of every other column thread t is ordered after. A second row is the part of it that the async proxy sees: a
+generic write must be in it when the thread issues an asynchronous operation on the same bytes (PTX ISA, Memory
+Consistency Model: proxy-preserved base causality order). Barriers, mbarriers and fences move clocks; accesses are
+compared with the last write and the reads since (`shadow.py`), as in FastTrack (Flanagan and Freund, PLDI 2009).
 
 What orders what:
   * bar.sync, bar.warp.sync: everybody after everybody. Shuffles, votes and `.aligned` matrix accesses order nothing.
@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import itertools
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -78,9 +79,10 @@ class RaceDetector:
     self.threads, self.cta, self.grid = threads, cta, grid or Grid(cta + 1)
     self.width = threads                      # columns in use
     capacity = threads + 32
-    self._c = np.zeros((threads, capacity), np.int32)
-    self._c[np.arange(threads), np.arange(threads)] = 1
-    self._p = np.zeros_like(self._c)
+    # row t, column u: how far thread t is ordered after u; the part that the async proxy sees of shared memory; and of
+    # global memory, where some fence says so
+    self._known = [np.zeros((threads, capacity), np.int32) for _ in range(2)]
+    self._known[0][np.arange(threads), np.arange(threads)] = 1
     # of each column: the last epoch given out, who issued, whether its writes are generic, whether it is an agent's
     self._last, self._issuer = np.zeros(capacity, np.int32), np.arange(capacity)
     self._generic, self._agents = np.arange(capacity) < threads, np.zeros(capacity, bool)
@@ -102,12 +104,12 @@ class RaceDetector:
 
   def _add_columns(self, n: int) -> int:
     """The first of `n` new columns."""
-    first, have = self.width, self._c.shape[1]
+    first, have = self.width, len(self._last)
     self.width += n
     if self.width > have:
       width = max(2 * have, self.width)
       grow = ((0, 0), (0, width - have))
-      self._c, self._p = np.pad(self._c, grow), np.pad(self._p, grow)
+      self._known = [np.pad(m, grow) for m in self._known]
       self._readers.widen(width)
       self._last, self._issuer, self._generic, self._agents = (
           np.pad(x, (0, width - have)) for x in (self._last, self._issuer, self._generic, self._agents))
@@ -115,42 +117,50 @@ class RaceDetector:
 
   # ---- order
 
+  @property
+  def _c(self) -> np.ndarray:
+    return self._known[0]
+
   def barrier(self, threads: np.ndarray) -> None:
     """All of them have arrived and go on: each knows what all knew."""
-    for m in (self._c, self._p):
-      m[rows_of(threads), :self.width] = m[rows_of(threads), :self.width].max(0)
+    rows = rows_of(threads)
+    for m in self._known:
+      m[rows, :self.width] = m[rows, :self.width].max(0)
     self._c[threads, threads] += 1
 
   def release(self, threads: np.ndarray) -> Clock:
     """What they know so far, for whoever acquires it."""
     rows = rows_of(threads)
-    clock = Clock(self._c[rows, :self.width].max(0), self._p[rows, :self.width].max(0), NO_COLUMNS, NO_COLUMNS)
+    clock = Clock(tuple(m[rows, :self.width].max(0) for m in self._known), NO_COLUMNS, NO_COLUMNS)
     self._c[threads, threads] += 1
     return clock
 
   def acquire(self, threads: np.ndarray, clock: Clock) -> None:
     """They are ordered after what the clock says."""
     rows = rows_of(threads)
-    if clock.c is not None and clock.p is not None:
-      for m, known in ((self._c, clock.c), (self._p, clock.p)):
-        part = m[rows, :len(known)]
-        if isinstance(rows, slice):
-          np.maximum(part, known, out=part)
-        else:
-          m[rows, :len(known)] = np.maximum(part, known)
+    for m, known in zip(self._known, clock.known):
+      part = m[rows, :len(known)]
+      if isinstance(rows, slice):
+        np.maximum(part, known, out=part)
+      else:
+        m[rows, :len(known)] = np.maximum(part, known)
     for column, value in zip(clock.columns.tolist(), clock.values.tolist()):
       self._c[rows, column] = np.maximum(self._c[rows, column], value)
 
   @staticmethod
   def merge(a: Clock, b: Clock) -> Clock:
     """Both together."""
-    c, p = join(a.c, b.c), join(a.p, b.p)
-    return Clock(c, p, np.concatenate([a.columns, b.columns]), np.concatenate([a.values, b.values]))
+    known = tuple(join(*pair) for pair in itertools.zip_longest(a.known, b.known))
+    return Clock(known, np.concatenate([a.columns, b.columns]), np.concatenate([a.values, b.values]))
 
-  def proxy_fence(self, threads: np.ndarray) -> None:
-    """fence.proxy.async: what they know becomes visible to asynchronous operations ordered after this."""
+  def proxy_fence(self, threads: np.ndarray, space: str = "") -> None:
+    """fence.proxy.async: what they know of a space ("shared", "global" or "": both) becomes visible to asynchronous
+    operations ordered after this."""
     rows = rows_of(threads)
-    self._p[rows, :self.width] = self._c[rows, :self.width]
+    if space != "shared" and len(self._known) == 2:
+      self._known.append(np.zeros_like(self._known[0]))
+    for m in self._known[1 + (space == "global"):2 + (space != "shared")]:
+      m[rows, :self.width] = self._known[0][rows, :self.width]
     self._c[threads, threads] += 1
     self._fence_mbarriers(threads)
 
@@ -232,7 +242,7 @@ class RaceDetector:
 
   def copy_clock(self, threads: np.ndarray, marks: np.ndarray) -> Clock:
     """What cp.async.mbarrier.arrive releases when the copies up to the marks are complete."""
-    return NOTHING if self._copies < 0 else Clock(None, None, threads + self._copies, marks)
+    return NOTHING if self._copies < 0 else Clock((), threads + self._copies, marks)
 
   # ---- asynchronous operations
 
@@ -243,26 +253,26 @@ class RaceDetector:
     stores) is two agents.
     """
     rows = rows_of(threads)
-    c, p = self._c[rows].min(0), self._p[rows].min(0)
-    known = np.flatnonzero(self._agents & (c >= self._last))
-    column = int(known[0]) if known.size else self._add_columns(1)
+    known = tuple(m[rows].min(0) for m in self._known)
+    done = np.flatnonzero(self._agents & (known[0] >= self._last))
+    column = int(done[0]) if done.size else self._add_columns(1)
     self._agents[column] = True
     self._last[column] += 1
     self._c[threads, threads] += 1
-    agent = Agent(kind, column, int(self._last[column]), tuple(threads.tolist()), c, p)
+    agent = Agent(kind, column, int(self._last[column]), tuple(threads.tolist()), known)
     self._issuer[column], self._team[column] = threads[0], agent.threads
     return agent
 
   def complete(self, agent: Agent) -> Clock:
     """What is known to whoever waits for it."""
-    return Clock(None, None, np.asarray([agent.column], np.int32), np.asarray([agent.value], np.int32))
+    return Clock((), np.asarray([agent.column], np.int32), np.asarray([agent.value], np.int32))
 
   def agent_read(self, agent: Agent, addresses: np.ndarray, nbytes: int, where: Hashable) -> None:
     """It reads `nbytes` at each of the addresses, in any order."""
     for shadow, which in self._split(addresses):
       if not shadow.read_only:
         at = shadow.of_bytes(addresses[which], nbytes, self._readers)
-        self._load(shadow, at, self._acting(agent, len(at)), self.grid.place(where))
+        self._load(shadow, at, self._acting(agent, shadow, len(at)), self.grid.place(where))
 
   def agent_write(self, agent: Agent, addresses: np.ndarray, nbytes: int, where: Hashable, *,
                   atomic: bool = False) -> None:
@@ -272,11 +282,12 @@ class RaceDetector:
         self._find(WRITE_TO_INPUT, where, None, agent.threads, (), addresses[which], nbytes)
         continue
       at = shadow.of_bytes(addresses[which], nbytes, self._readers)
-      self._store(shadow, at, self._acting(agent, len(at)), self.grid.place(where), atomic)
+      self._store(shadow, at, self._acting(agent, shadow, len(at)), self.grid.place(where), atomic)
 
-  def _acting(self, agent: Agent, n: int) -> _Actor:
-    c, p = agent.c, agent.p
-    if (more := self._c.shape[1] - len(c)) > 0:        # columns were added since
+  def _acting(self, agent: Agent, shadow: Shadow, n: int) -> _Actor:
+    c, which = agent.known[0], 2 if shadow.grid_wide else 1
+    p = agent.known[which] if which < len(agent.known) else np.zeros_like(c)
+    if (more := len(self._last) - len(c)) > 0:         # columns were added since
       c, p = np.pad(c, (0, more)), np.pad(p, (0, more))
     return _Actor(np.full(n, agent.column, np.int32), np.full(n, agent.value, np.int32), c, None, agent, p)
 
@@ -313,7 +324,7 @@ class RaceDetector:
   def mbarrier_complete(self, agent: Agent, address: int, where: Hashable) -> None:
     """An asynchronous operation that will complete on the mbarrier."""
     init = self._mbarriers.get(address)
-    if init is not None and (agent.c[init.thread] < init.value or not init.fenced):
+    if init is not None and (agent.known[0][init.thread] < init.value or not init.fenced):
       self._find(BARRIER_NOT_VISIBLE, where, init.where, agent.threads, (init.thread,), np.asarray([address]), 8)
 
   # ---- the comparison
