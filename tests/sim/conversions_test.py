@@ -81,7 +81,7 @@ def test_cvt_between_any_two_types(to, source):
     want = [expected(x, mods) for x in values(a, source)]
     if to in INTEGERS:
       bits = max(16, width(to))
-      assert got.tolist() == [number(x, to) & (1 << bits) - 1 for x in want], mods
+      assert got.tolist() == [number(int(x), to) & (1 << bits) - 1 for x in want], mods
     else:
       assert np.array_equal(np.array(values(got, to)), np.array(want, np.float64), equal_nan=True), mods
 

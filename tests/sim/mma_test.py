@@ -52,7 +52,7 @@ def test_every_form_multiplies(form):
   counts = {s.name: s.count for s in form.slots}
   assert [len(held[0]), len(held[1]), len(accumulator)] == [counts["a"], counts["b"], counts["c"]]
 
-  got = mma.multiply(mods, *held, accumulator)
+  got = mma.multiply(mods, held[0], held[1], accumulator)
 
   assert got.shape == accumulator.shape and got.dtype == accumulator.dtype
   want = c + (a.astype(np.float64) @ b.astype(np.float64)).reshape(-1, 8)

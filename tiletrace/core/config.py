@@ -102,8 +102,8 @@ SWITCHES = (
            "lines", _bool),
     Switch("TT_VERIFY", "verify", "1", "0", "0: skip the checks between compiler passes", _bool),
     Switch("TT_STOP_AFTER", "stop_after", "", "schedule", "compile up to this stage and no further", _text),
-    Switch("TT_BACKEND", "backend", "", "sim", "how kernels run whose tile_call names no backend: xla as jax ops, sim in "
-           "the simulator", _backend),
+    Switch("TT_BACKEND", "backend", "", "sim", "how kernels run whose tile_call names no backend: xla as jax ops, sim "
+           "in the simulator", _backend),
 )
 
 

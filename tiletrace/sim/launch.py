@@ -52,7 +52,7 @@ def run(lowering: Lowering, inputs: Sequence[np.ndarray], *, seed: int = 0, num_
   Args:
     inputs: arrays of the traced shapes and dtypes.
     seed: of everything that the hardware leaves open (`adversary`).
-    num_sms: SMs of the device; a persistent grid has at most so many CTAs.
+    num_sms: SMs of the device; a persistent grid has at most so many CTAs, in whole clusters.
     races: whether to look for data races.
     counters: whether to count bytes, wavefronts and the like (`summary`).
     most_steps: the limit of instructions.
@@ -76,8 +76,8 @@ def run(lowering: Lowering, inputs: Sequence[np.ndarray], *, seed: int = 0, num_
   values = [*pointers, *range(len(maps))]
   params = {p.name: value for p, value in zip(entry.params, values, strict=True)}
   ctas = math.prod(graph.options.grid)
-  grid = (min(ctas, num_sms) if graph.options.persistent else ctas, 1, 1)
   x, y, z = (*(entry.cluster or (1,)), 1, 1)[:3]
+  grid = (min(ctas, max(num_sms // x, 1) * x) if graph.options.persistent else ctas, 1, 1)
   program = Program(lowering.emitted.module, entry)
   launch = Launch(program, memory, params, maps, grid, (x, y, z),
                   lowering.program.smem_bytes, Adversary(seed), most_steps)
