@@ -198,7 +198,7 @@ def _addresses_of(ctx: EmitContext, table: np.ndarray, base: Reg, offset: int) -
   low, high, columns = parts
   flip, step = low[0] ^ low[0, 0], high[0] - high[0, 0]
   varying = int(np.bitwise_or.reduce(low[:, 0] ^ low[0, 0])) | int(low[0, 0])
-  thread = _thread_xor(ctx, columns, low[:, 0], high[:, 0])
+  thread = thread_xor(ctx, columns, low[:, 0], high[:, 0])
   made: dict[int, Reg] = {}
   out = []
   for x, a in zip(flip.tolist(), step.tolist(), strict=True):
@@ -230,7 +230,7 @@ def _xor_columns(low: np.ndarray) -> list[int] | None:
   return columns if (check == low).all() else None
 
 
-def _thread_xor(ctx: EmitContext, columns: list[int], low: np.ndarray, high: np.ndarray) -> Operand:
+def thread_xor(ctx: EmitContext, columns: list[int], low: np.ndarray, high: np.ndarray) -> Operand:
   """Code for low[t] + high[t], where low is F2-linear in the bits of t (after its constant) and high is a sum."""
   b, width = ctx.b, len(columns)
   total: Operand = int(low[0])

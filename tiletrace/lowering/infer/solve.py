@@ -26,7 +26,7 @@ from tiletrace.core.graph import Block, Eqn, TileGraph, Var, walk
 from tiletrace.core.ops.cumsum import cumsum_p
 from tiletrace.core.ops.reduce import REDUCTIONS
 from tiletrace.core.ops.relayout import relayout_p
-from tiletrace.core.ops.shape import slice_p
+from tiletrace.core.ops.shape import broadcast_in_dim_p, reshape_p, slice_p, transpose_p
 from tiletrace.core.types import RefType, TileType
 from tiletrace.lowering.facts import Facts
 from tiletrace.lowering.infer.constraints import (
@@ -46,6 +46,8 @@ from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.layouts.relayout import classify
 from tiletrace.lowering.ownership import role_sizes
 from tiletrace.lowering.target import Target
+
+_BY_ELEMENT = (broadcast_in_dim_p, reshape_p, slice_p, transpose_p)      # what their emitters take registers by
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -256,10 +258,11 @@ class _Converter:
     out.append(self._convert(loaded, var, eqn))
 
   def _agrees(self, c: Relates) -> bool:
+    """Equal layouts; an equation that picks registers by their elements needs no more than to find them."""
     have, want = self.layouts[c.operand], c.backward(self.layouts[c.out])
     if want is None:
       return c.forward(have) == self.layouts[c.out]
-    return have == want or holds(have, want)
+    return have == want or (c.eqn.primitive in _BY_ELEMENT and holds(have, want))
 
   def _relayout(self, var: Var, layout: Layout, eqn: Eqn, out: list[Eqn]) -> Var:
     target = Var(var.type, var.hint)
@@ -268,7 +271,8 @@ class _Converter:
     return target
 
   def _convert(self, source: Var, target: Var, eqn: Eqn) -> Eqn:
-    how = classify(self.layouts[source], self.layouts[target])
+    have, want = self.layouts[source], self.layouts[target]
+    how = "registers" if have != want and holds(have, want) else classify(have, want)
     return Eqn(relayout_p, (source,), (target,), {"how": how, "cut": None}, eqn.loc)
 
 

@@ -168,6 +168,13 @@ def shuffle_plan(src: Layout, dst: Layout, pack: int = 1) -> ShufflePlan | None:
                      tuple((s // pack, t // pack) for s, t in repeats))
 
 
+def word_plan(src: Layout, dst: Layout, itemsize: int) -> ShufflePlan | None:
+  """The plan for elements of `itemsize` bytes in registers: 16-bit ones two to a word, bytes (booleans) one each."""
+  if itemsize == 2 and (src.extent("reg") % 2 or dst.extent("reg") % 2):
+    return None
+  return shuffle_plan(src, dst, 2 if itemsize == 2 else 1)
+
+
 def _strip(src: Layout, dst: Layout) -> tuple[Layout, Layout, tuple[tuple[int, int], ...]] | None:
   """Both layouts without the outers they share, and the register bases of the repeats; None if others remain."""
   if src.shape != dst.shape or src.valid != dst.valid or src.origin != dst.origin:

@@ -1,4 +1,4 @@
-"""Relayouts between threads, through shared memory: a store, a sync, a load."""
+"""Relayouts between warps, and those that no plan of shuffles makes: a store to shared memory, a sync, a load."""
 from __future__ import annotations
 
 import dataclasses
@@ -8,12 +8,13 @@ from tiletrace.core.operands import tile_types
 from tiletrace.core.ops.relayout import relayout_p
 from tiletrace.core.types import Space, TileType, View, ViewDim
 from tiletrace.lowering.layouts.relation import Layout
+from tiletrace.lowering.layouts.relayout import word_plan
 from tiletrace.lowering.layouts.shared import SWIZZLES, shared_layout
 from tiletrace.lowering.schedule.builder import Builder, whole
 
 
 class RelayoutLowering:
-  """Replaces every relayout that crosses threads.
+  """Replaces every relayout that crosses warps, or has no plan of shuffles.
 
   Args:
     syncs: whether to write the syncs too; else they are placed later, with those of all shared memory.
@@ -31,13 +32,20 @@ class RelayoutLowering:
     eqns: list[Eqn] = []
     for eqn in block.eqns:
       if eqn.primitive is relayout_p:
+        within = eqn.params["how"] in ("same", "registers") or self._has_plan(eqn)
         self.notes.append(f"{eqn.loc.short()}  relayout of {eqn.outvars[0].type} by {eqn.params['how']}"
-                          + (", made through shared memory" if eqn.params["how"] == "shuffle" else ""))
-      if eqn.primitive is relayout_p and eqn.params["how"] not in ("same", "registers"):
-        eqns += self._through_shared(eqn)
+                          + (", made through shared memory" if eqn.params["how"] == "shuffle" and not within else ""))
+        eqns += [eqn] if within else self._through_shared(eqn)
       else:
         eqns.append(eqn.replace(blocks=tuple(map(self.block, eqn.blocks))) if eqn.blocks else eqn)
     return dataclasses.replace(block, eqns=tuple(eqns))
+
+  def _has_plan(self, eqn: Eqn) -> bool:
+    """Halves of words that do not move together have none."""
+    source, out = eqn.values[0], eqn.outvars[0]
+    assert isinstance(source, Var)
+    return eqn.params["how"] == "shuffle" and word_plan(
+      self.layouts[source], self.layouts[out], source.dtype.itemsize) is not None
 
   def _through_shared(self, eqn: Eqn) -> list[Eqn]:
     (value,), (out,), cut = tile_types(eqn.values), eqn.outvars, eqn.params["cut"]
