@@ -226,6 +226,28 @@ def reductions_of_transposes(rng):
   return Case(call, (x,), (x.sum(1).astype(np.int32), x.max(0)), "exact")
 
 
+def nothing_kernel(x, total, top, count, *, rows, block):
+  r = tt.block(tt.program_id(0), rows)
+  t, m = tt.alloc_fragment((rows,), np.float32), tt.alloc_fragment((rows,), np.float32)
+  t[...], m[...] = 0, -np.inf
+  for k in tt.range(tt.cdiv(x.shape[1], block)):
+    v = tt.load(x.at[r, tt.block(k, block)], fill_value=-np.inf)
+    t[...] += tt.sum(tt.where(v == -np.inf, 0, v), axis=1)
+    m[...] = tt.maximum(m[...], tt.max(v, axis=1))
+  total[r], top[r] = t[...], m[...]
+  count[r] = tt.sum(x[r, tt.block(0, block)] == 0, axis=1)          # past every edge: zeros
+
+
+@case(shape=((5, 0), (0, 70), (0, 0), (5, 70)))
+def extents_of_zero(rng, shape):
+  x = normal(rng, *shape) + np.float32(9)
+  call = tt.tile_call(functools.partial(nothing_kernel, rows=4, block=64),
+                      out(((shape[0],), np.float32), ((shape[0],), np.float32), ((shape[0],), np.int32)),
+                      grid=tt.cdiv(shape[0], 4))
+  zeros = np.full(shape[0], 64 - min(64, shape[1]), np.int32)
+  return Case(call, (x,), (f64(x).sum(1), x.max(1, initial=-np.inf), zeros), ("reduce", "exact", "exact"))
+
+
 # ---- every reduction of every dtype over every awkward extent, and cumulative sums
 
 AWKWARD = (7, 33, 96, 100, 229, 1000, 2880)

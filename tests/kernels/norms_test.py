@@ -10,7 +10,7 @@ import pytest
 
 import tiletrace as tt
 from tests.tolerances import assert_close
-from tiletrace.kernels import layer_norm, layer_norm_reference, rms_norm, rms_norm_reference
+from tiletrace.kernels import layer_norm, layer_norm_reference, rms_norm, rms_norm_reference, softmax
 
 DTYPES = [jnp.bfloat16, jnp.float16, jnp.float32]
 SHAPES = [(320,), (5, 1), (3, 7), (2, 777), (2, 3, 2, 4, 96), (9, 1000), (2, 20001), (0, 64), (1, 65536)]
@@ -41,6 +41,14 @@ def test_rms_norm_of_any_shape(shape):
   y = jax.jit(rms_norm)(x, gamma)
   assert y.dtype == x.dtype and y.shape == x.shape
   assert_close(y, exact(x, gamma)[0], "elementwise")
+
+
+@pytest.mark.parametrize("shape", [(3, 0), (0, 0), (0, 8), (2, 0, 5)])
+def test_what_has_no_elements_is_returned_with_its_shape(shape):
+  x, gamma = jnp.ones(shape, jnp.bfloat16), jnp.ones(shape[-1])
+  y, h = jax.jit(lambda x, g: rms_norm(x, g, residual=x))(x, gamma)
+  assert {(o.shape, o.dtype) for o in (y, h, layer_norm(x, gamma), softmax(x), softmax(x, 0))} == {(shape, x.dtype)}
+  assert (jax.grad(lambda g: rms_norm(x, g).sum().astype(jnp.float32))(gamma) == 0).all()
 
 
 @pytest.mark.parametrize(("gamma", "residual", "gate", "use_silu"), list(itertools.product((False, True), repeat=4)))

@@ -89,6 +89,8 @@ def layer_norm(x: jax.Array, gamma: jax.Array | None = None, beta: jax.Array | N
   """
   x = float_array("layer_norm", "x", x)
   gamma, beta = check_vector("layer_norm", "gamma", gamma, x), check_vector("layer_norm", "beta", beta, x)
+  if not x.size:
+    return x
   flat = flatten_rows(x)
   return layer_norm_call(flat.shape, x.dtype, eps=eps)(flat, gamma, beta).reshape(x.shape)
 

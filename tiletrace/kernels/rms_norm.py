@@ -97,6 +97,8 @@ def rms_norm(x: jax.Array, gamma: jax.Array | None = None, *, residual: jax.Arra
   x = float_array("rms_norm", "x", x)
   gamma = check_vector("rms_norm", "gamma", gamma, x)
   residual, gate = check_like("rms_norm", "residual", residual, x), check_like("rms_norm", "gate", gate, x)
+  if not x.size:
+    return x if residual is None else (x, x)
   flat = flatten_rows(x)
   call = rms_norm_call(flat.shape, x.dtype, residual=residual is not None, gate=gate is not None, silu=silu, eps=eps)
   out = call(flat, gamma, *(None if a is None else flatten_rows(a) for a in (residual, gate)))

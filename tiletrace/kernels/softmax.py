@@ -175,6 +175,8 @@ def softmax(x: jax.Array, axis: int | Sequence[int] = -1, *, where: jax.Array | 
   """
   x = float_array("softmax", "x", x)
   axes = _axes(x, axis)
+  if not x.size:
+    return x
   order = [*(d for d in range(x.ndim) if d not in axes), *axes]
   moved = x.transpose(order)
   kept, n = moved.shape[:x.ndim - len(axes)], math.prod(x.shape[d] for d in axes)
