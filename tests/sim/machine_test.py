@@ -116,6 +116,7 @@ def test_a_deadlock_says_who_waits_for_what_and_what_would_release_it():
   text = str(fault)
   assert "all 64 living threads wait" in text
   assert "threads 32-63" in text and "mbarrier 0x408, phase 0 (parity 0): 0 of 2 arrivals" in text
+  assert "nothing has arrived at it so far" in text
   assert "threads 0-31" in text and "barrier 0: 32 of 64 threads have come (0-31)" in text
 
 

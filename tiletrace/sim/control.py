@@ -89,6 +89,8 @@ def _special(m: Machine, op: Op) -> Act:
   special = op.inst.operands[1]
   assert isinstance(special, Special)
   row, dtype = m.special[special.name], _storage(m, op)
+  if special.name in ("clock", "clock64", "globaltimer"):
+    return _assign(m, op, lambda at: np.array([m.launch.steps]).astype(dtype))
   return _assign(m, op, lambda at: row[at].astype(dtype))
 
 

@@ -115,7 +115,9 @@ def run_launch(launch: Launch) -> None:
           elif stuck >= len(running):
             for machine in running:
               machine.collect_races()
-            launch.findings.append(running[0].deadlock())
+            fault = running[0].deadlock()
+            others = tuple(line for machine in running[1:] for line in machine.states())
+            launch.findings.append(dataclasses.replace(fault, warps=(*fault.warps, *others)))
             return
           turn = 0
         machine = running[0]

@@ -16,6 +16,7 @@ from tiletrace.sim.memory import Global, Shared
 from tiletrace.sim.program import Op, Program, SimulatorInputError
 from tiletrace.sim.registers import Registers
 from tiletrace.sim.shadow import Shadow
+from tiletrace.sim.special import SPECIAL
 from tiletrace.sim.storage import resize
 from tiletrace.sim.strands import WARP, Strand, diverge, index, merge
 from tiletrace.sim.summary import Counters
@@ -112,7 +113,7 @@ class Machine:
     self.memory, self.counters = launch.memory, launch.counters
     self.races: races.RaceDetector | None = None
     self.special = {name: np.zeros(self.threads, np.uint64 if name in ("clock64", "globaltimer", "gridid")
-                                   else np.uint32) for name in _SPECIAL}
+                                   else np.uint32) for name in SPECIAL}
     self.units: dict[str, Any] = {}                                  # state of the functional units, by name
     self.ready: list[Strand] = []
     self.blocked: list[tuple[Strand, Condition]] = []
@@ -163,7 +164,7 @@ class Machine:
     self.blocked, self.events, self.changed = [], [], False
     self.alive[...] = True
     self.busy, self.busy_anywhere = {}, set()
-    for name, make in _SPECIAL.items():
+    for name, make in SPECIAL.items():
       self.special[name][...] = make(self)
     if self.launch.grid_order is not None:
       own = Shadow(0, self.shared.span * self.ctas)
@@ -473,7 +474,7 @@ class Machine:
   def _where(self, s: Strand) -> str:
     op = self.ops[min(s.pc, len(self.ops) - 1)]
     loc = f", {op.inst.loc.short()}" if op.inst.loc is not None else ""
-    cta = f"CTA {self.cta_of(int(s.threads[0]))} " if self.ctas > 1 else ""
+    cta = f"CTA {self.cta_of(int(s.threads[0]))} " if self.launch.grid[0] > 1 else ""
     return f"{cta}threads {ranges((s.threads % self.cta_threads).tolist())} at PTX line {op.line}{loc}"
 
 
@@ -486,57 +487,8 @@ def _place(s: Strand) -> int:
   return s.pc
 
 
-_SPECIAL: dict[str, Callable[[Machine], Any]] = {}
 WGMMA_ROWS = {isa.WGMMA_SS, isa.WGMMA_RS, isa.WGMMA_F8_SS, isa.WGMMA_F8_RS, isa.WGMMA_TF32_SS, isa.WGMMA_TF32_RS,
               isa.WGMMA_S8_SS, isa.WGMMA_S8_RS}
-
-
-def _axis(of: Callable[[Machine], tuple[int, int, int]], axis: int) -> Callable[[Machine], Any]:
-  return lambda m: of(m)[axis]
-
-
-def _specials() -> None:
-  """The special registers (PTX ISA 10), for all threads of a machine."""
-  def cta(m: Machine, axis: int) -> np.ndarray:
-    return position(m.cta + m.rank, m.launch.grid)[axis]
-
-  def in_cluster(m: Machine, axis: int) -> np.ndarray:
-    return position(m.rank, m.launch.cluster)[axis]
-
-  lane = _lane
-  for a, axis in enumerate("xyz"):
-    _SPECIAL[f"tid.{axis}"] = lambda m, a=a: np.arange(m.threads) % m.cta_threads if a == 0 else 0
-    _SPECIAL[f"ntid.{axis}"] = lambda m, a=a: m.cta_threads if a == 0 else 1
-    _SPECIAL[f"ctaid.{axis}"] = lambda m, a=a: cta(m, a)
-    _SPECIAL[f"nctaid.{axis}"] = lambda m, a=a: m.launch.grid[a]
-    _SPECIAL[f"cluster_ctaid.{axis}"] = lambda m, a=a: in_cluster(m, a)
-    _SPECIAL[f"cluster_nctaid.{axis}"] = lambda m, a=a: m.launch.cluster[a]
-    _SPECIAL[f"clusterid.{axis}"] = lambda m, a=a: cta(m, a) // m.launch.cluster[a]
-    _SPECIAL[f"nclusterid.{axis}"] = lambda m, a=a: m.launch.grid[a] // m.launch.cluster[a]
-  _SPECIAL.update({
-      "cluster_ctarank": lambda m: m.rank, "cluster_nctarank": lambda m: m.ctas,
-      "laneid": lane, "warpid": lambda m: np.arange(m.threads) % m.cta_threads // WARP,
-      "smid": lambda m: m.cta + m.rank, "nsmid": lambda m: m.launch.grid[0] * m.launch.grid[1] * m.launch.grid[2],
-      "lanemask_eq": lambda m: 1 << lane(m), "lanemask_lt": lambda m: (1 << lane(m)) - 1,
-      "lanemask_le": lambda m: (2 << lane(m)) - 1, "lanemask_gt": lambda m: 0xFFFF_FFFF & ~((2 << lane(m)) - 1),
-      "lanemask_ge": lambda m: 0xFFFF_FFFF & ~((1 << lane(m)) - 1),
-      "clock": lambda m: m.launch.steps, "clock64": lambda m: m.launch.steps, "globaltimer": lambda m: m.launch.steps,
-      "dynamic_smem_size": lambda m: m.launch.smem_bytes, "total_smem_size": lambda m: m.shared.end,
-      "gridid": lambda m: 0,
-  })
-
-
-def _lane(m: Machine) -> np.ndarray:
-  return np.arange(m.threads) % WARP
-
-
-def position(linear: np.ndarray, extents: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """x, y, z of a linear index, x fastest."""
-  x, y, _ = extents
-  return linear % x, linear // x % y, linear // (x * y)
-
-
-_specials()
 
 
 def bind_arithmetic(registers: Registers, op: Op) -> Callable[[Any], None] | None:

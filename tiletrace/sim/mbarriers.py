@@ -30,6 +30,7 @@ class Mbarrier:
     tx: bytes expected minus bytes arrived.
     phase: phases completed.
     clock: what the arrivals of this phase release; `done` that of the phase before.
+    sites: instructions that have arrived here, or brought bytes.
   """
 
   def __init__(self, m: Machine, offset: int, count: int, op: Op):
@@ -38,6 +39,7 @@ class Mbarrier:
     self.pending, self.tx, self.phase = count, 0, 0
     self.clock: Any = None
     self.done: Any = None
+    self.sites: dict[Op, None] = {}
 
   def __str__(self) -> str:
     return f"mbarrier {self.address:#x}" + (f" of CTA {self.cta} of the cluster" if self.machine.ctas > 1 else "")
@@ -47,6 +49,14 @@ class Mbarrier:
     come = f"{self.count - self.pending} of {self.count} arrivals"
     left = f", {self.tx} bytes outstanding" if self.tx else ""
     return f"{self}, phase {self.phase} (parity {self.phase & 1}): {come}{left}"
+
+  @property
+  def known_sites(self) -> str:
+    """Where arrivals have come from so far: what would release a waiter."""
+    if not self.sites:
+      return "nothing has arrived at it so far"
+    return "it was reached from PTX line " + ", ".join(
+        f"{op.line}{'' if op.inst.loc is None else f' ({op.inst.loc.short()})'}" for op in self.sites)
 
   def release(self, clock: Any) -> None:
     """What arrives is known to those who wait for this phase."""
@@ -195,6 +205,7 @@ def _each(m: Machine, op: Op, threads: np.ndarray, at: Any, remote: bool = False
     bar = bars.find(value)
     if m.races is not None:
       m.races.mbarrier_use(mine, value, op)
+    bar.sites[op] = None
     yield bar, mine
 
 
@@ -292,7 +303,8 @@ class _Wait:
     return any(bar.passed(parity) for bar, parity in self.waits)
 
   def describe(self) -> str:
-    return " or ".join(f"the end of the phase of parity {parity} of {bar.state}" for bar, parity in self.waits)
+    return " or ".join(f"the end of the phase of parity {parity} of {bar.state}; {bar.known_sites}"
+                       for bar, parity in self.waits)
 
 
 @effect(isa.MBARRIER_TRY_WAIT, isa.MBARRIER_TEST_WAIT)

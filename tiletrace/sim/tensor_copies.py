@@ -82,6 +82,8 @@ class _Issuer:
             itemsize: int, nbytes: int, targets: list[np.ndarray], bar_offsets: list[int], kind: str) -> None:
     m = self.machine
     bars = [self.bars.find(b) for b in bar_offsets]
+    for bar in bars:
+      bar.sites[self.op] = None
     agent = None
     for target in targets:
       self.bars.check_store(target, itemsize)
