@@ -81,7 +81,7 @@ class Kernel:
     extent = (self.ctas, 1, 1)
     run = Launch(Program(self.module, entry), memory, params, self.maps, extent, extent, self.smem, Adversary(seed),
                  most_steps=10**6)
-    run.grid_order = Grid(1)
+    run.grid_order = Grid()
     run.shadows = tuple(Shadow(a.address, -(-a.nbytes // 16) * 16, grid_wide=True, read_only=i == 0)
                         for i, a in enumerate(memory.arrays))
     run_launch(run)

@@ -12,7 +12,7 @@ from tiletrace.sim.races import NOTHING, Clock, Grid, RaceDetector
 from tiletrace.sim.shadow import Shadow
 
 T = np.arange(128)
-ONE = np.arange(1)
+ONE, TWO = np.arange(1), np.arange(1, 2)
 SMEM = 64 * 1024
 
 
@@ -43,7 +43,7 @@ def test_inputs_cost_nothing_and_take_no_writes():
 
 
 def grid_of_two() -> tuple[RaceDetector, RaceDetector]:
-  shadow, grid = Shadow(1 << 32, SMEM, grid_wide=True), Grid(2)
+  shadow, grid = Shadow(1 << 32, SMEM, grid_wide=True), Grid()
   first, second = (RaceDetector(128, [shadow], cta=i, grid=grid) for i in range(2))
   return first, second
 
@@ -80,16 +80,73 @@ def test_two_ctas_may_read_one_place_or_add_to_it():
 
 def test_release_and_acquire_at_gpu_scope_order_ctas():
   a, b = grid_of_two()
-  grid = a.grid
   a.write(T, OUT, 16, "store")
-  known = grid.release(0)
-  a.write(T, OUT + 4096, 16, "late")
-  grid.acquire(1, known)
+  a.barrier(T)
+  token = a.publish(ONE, wide=True)
+  a.write(ONE, OUT[:1] + 4096, 16, "late")
+  b.receive(ONE, token, wide=True)
+  b.barrier(T)
   b.read(T, OUT, 16, "load")
+  b.write(T, OUT, 16, "store after")
   assert not b.findings
 
-  b.read(T, OUT + 4096, 16, "load")
+  b.read(ONE, OUT[:1] + 4096, 16, "load")
   assert [(f.kind, f.other) for f in b.findings] == [(races.RACE_BETWEEN_CTAS, "late")]
+
+
+@pytest.mark.parametrize("side", ["release", "acquire"])
+def test_a_release_or_acquire_of_one_thread_is_not_one_of_the_others(side):
+  """The bar.sync before the release, or after the acquire, is missing."""
+  a, b = grid_of_two()
+  a.write(T, OUT, 16, "store")
+  if side == "acquire":
+    a.barrier(T)
+  b.receive(ONE, a.publish(ONE, wide=True), wide=True)
+  if side == "release":
+    b.barrier(T)
+  b.read(T, OUT, 16, "load")
+
+  [found] = b.findings
+  assert found.kind == races.RACE_BETWEEN_CTAS
+  assert found.addresses == tuple(OUT[1:].tolist())
+
+
+@pytest.mark.parametrize("scopes", [(False, True), (True, False)])
+def test_a_scope_of_one_cta_orders_no_others(scopes):
+  a, b = grid_of_two()
+  a.write(ONE, OUT[:1], 16, "store")
+  b.receive(ONE, a.publish(ONE, wide=scopes[0]), wide=scopes[1])
+  b.read(ONE, OUT[:1], 16, "load")
+
+  assert kinds(b) == [races.RACE_BETWEEN_CTAS]
+
+
+def test_order_between_ctas_is_transitive():
+  shadow, grid = Shadow(1 << 32, SMEM, grid_wide=True), Grid()
+  a, b, c = (RaceDetector(128, [shadow], cta=i, grid=grid) for i in range(3))
+  a.write(ONE, OUT[:1], 16, "a")
+  b.receive(ONE, a.publish(ONE, wide=True), wide=True)
+  b.write(ONE, OUT[1:2], 16, "b")
+  token = b.publish(ONE, wide=True)
+  c.receive(ONE, token, wide=True)
+  c.read(ONE, OUT[:1], 16, "a's")
+  c.read(ONE, OUT[1:2], 16, "b's")
+  a.receive(TWO, token, wide=True)
+  a.read(TWO, OUT[:1], 16, "a's own, by another thread")
+  assert not a.findings + c.findings
+
+  c.read(TWO, OUT[1:2], 16, "another thread")
+  assert kinds(c) == [races.RACE_BETWEEN_CTAS]
+
+
+def test_what_a_cta_wrote_stays_known_when_another_has_read_it():
+  a, b = grid_of_two()
+  a.write(ONE, OUT[:1], 16, "store")
+  b.receive(ONE, a.publish(ONE, wide=True), wide=True)
+  b.read(ONE, OUT[:1], 16, "ordered")
+  b.read(TWO, OUT[:1], 16, "not ordered")
+
+  assert [f.where for f in b.findings] == ["not ordered"]
 
 
 def test_shared_memory_of_a_cluster_lies_at_the_ranks_addresses():

@@ -102,7 +102,7 @@ class Small:
     memory = Global({"x": x, "y": np.full(n, 0xFFFF_FFFF, np.uint32)})
     params = {"x": memory.arrays[0].address, "y": memory.arrays[1].address}
     launch = Launch(Program(self.module), memory, params, (), (self.ctas, 1, 1), (self.cluster, 1, 1), self.nbytes,
-                    Adversary(seed), most_steps, Grid(self.ctas // self.cluster),
+                    Adversary(seed), most_steps, Grid(),
                     tuple(Shadow(a.address, a.nbytes, grid_wide=True, read_only=i == 0)
                           for i, a in enumerate(memory.arrays)))
     run_launch(launch)

@@ -14,6 +14,7 @@ from tiletrace.sim.faults import Violation
 from tiletrace.sim.machine import Machine
 from tiletrace.sim.mbarriers import clustered, local, mbarriers, shared_addresses, window
 from tiletrace.sim.memory import Bytes
+from tiletrace.sim.order import global_order
 from tiletrace.sim.program import Op
 from tiletrace.sim.registers import literal
 from tiletrace.sim.storage import STORAGE, resize, width
@@ -87,7 +88,7 @@ def _load(m: Machine, op: Op) -> Act:
   memory = m.shared if shared else m.memory
   rows = [m.registers.row(r) for r in regs]  # type: ignore[arg-type]
   classes = [r.cls for r in regs]  # type: ignore[union-attr]
-  strong, acquires = op.inst.row is isa.LD_SYNC, op.inst.mods.get("sem") == "acquire"
+  strong, order = op.inst.row is isa.LD_SYNC, global_order(m)
 
   def act(s: Strand, threads: np.ndarray, at: Any) -> None:
     offsets, addresses = locate(threads, at)
@@ -97,8 +98,8 @@ def _load(m: Machine, op: Op) -> Act:
       (m.races.strong_read if strong else m.races.read)(threads, addresses, nbytes, op)
     for k, (row, cls) in enumerate(zip(rows, classes)):
       row[at] = resize(memory.load(offsets + k * size if k else offsets, size), slot.type, cls)
-    if acquires:
-      m.acquire_global(threads, addresses)
+    if strong:
+      order.reads(threads, addresses, op.inst.mods["sem"], op.inst.mods["scope"])
     if m.counters is not None:
       m.counters.access(op, threads, addresses, nbytes, shared)
   return act
@@ -119,7 +120,7 @@ def _store(m: Machine, op: Op) -> Act:
   nbytes = size * len(values)
   locate, shared = _locator(m, op, "a", nbytes), _space(op) != "global"
   memory, bars = m.shared if shared else m.memory, mbarriers(m)
-  strong, releases = op.inst.row is isa.ST_SYNC, op.inst.mods.get("sem") == "release"
+  strong, order = op.inst.row is isa.ST_SYNC, global_order(m)
   constant = [isinstance(r, int | float) for r in (x if isinstance(x, tuple) else (x,))]
 
   def act(s: Strand, threads: np.ndarray, at: Any) -> None:
@@ -137,8 +138,8 @@ def _store(m: Machine, op: Op) -> Act:
         m.races.atomic(threads, addresses, nbytes, op)
       else:
         m.races.write(threads, addresses, nbytes, op, changed=changed, lost=_differs(memory, places, size, now))
-    if releases:
-      m.release_global(threads, addresses)
+    if strong:
+      order.write(threads, addresses, op.inst.mods["sem"], op.inst.mods["scope"])
     if m.counters is not None:
       m.counters.access(op, threads, addresses, nbytes, shared)
     if strong:
@@ -228,7 +229,7 @@ def _atomic(m: Machine, op: Op) -> Act:
   size = {"f16x2": 4, "bf16x2": 4}.get(type_) or width(type_) // 8
   locate, shared = _locator(m, op, "a", size * len(b)), _space(op) != "global"
   memory, dtype = m.shared if shared else m.memory, np.dtype(STORAGE[b_slot.classes[0]])
-  sem = op.inst.mods["sem"]
+  sem, scope, order = op.inst.mods["sem"], op.inst.mods["scope"], global_order(m)
 
   def act(s: Strand, threads: np.ndarray, at: Any) -> None:
     offsets, addresses = locate(threads, at)
@@ -236,8 +237,7 @@ def _atomic(m: Machine, op: Op) -> Act:
       m.shared.check_valid(offsets, size * len(b), threads)
     if m.races is not None:
       m.races.atomic(threads, addresses, size * len(b), op)
-    if sem in ("release", "acq_rel"):
-      m.release_global(threads, addresses)
+    order.write(threads, addresses, sem, scope)
     old = np.zeros(len(threads), dtype)
     operands_ = [np.broadcast_to(x[at], threads.shape) for x in (*b, *c)]
     for i in range(len(threads)):
@@ -250,8 +250,7 @@ def _atomic(m: Machine, op: Op) -> Act:
         old[i] = before[0]
     if d is not None:
       m.registers.assign(d[1], d[0], old, at)  # type: ignore[arg-type]
-    if sem in ("acquire", "acq_rel"):
-      m.acquire_global(threads, addresses)
+    order.reads(threads, addresses, sem, scope)
     m.changed = True
     if m.counters is not None:
       m.counters.access(op, threads, addresses, size * len(b), shared)

@@ -35,29 +35,33 @@ class Agent:
   known: tuple[np.ndarray, ...]
 
 
-class Grid:
-  """Order between CTAs, by whole CTAs: turn k of a CTA ends where it releases for the k-th time at gpu scope."""
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Token:
+  """A release through global memory: what a thread of a CTA knew, as other CTAs may learn it.
 
-  def __init__(self, ctas: int):
-    self.turns = np.eye(ctas, dtype=np.int32)    # [who knows, about whom]
+  Attributes:
+    wide: whether other CTAs may: gpu or system scope.
+    foreign: what the thread had learnt from other CTAs.
+  """
+  cta: int
+  wide: bool
+  clock: Clock
+  foreign: tuple[Token, ...]
+
+
+class Grid:
+  """What the race detectors of a grid share: numbers for places, which shadows keep."""
+
+  def __init__(self):
     self._places: dict[Hashable, int] = {}
     self.places: list[Any] = []
 
   def place(self, where: Hashable) -> int:
-    """A number for `where`, for shadows; `places` has it back."""
+    """A number for `where`; `places` has it back."""
     index = self._places.setdefault(where, len(self.places))
     if index == len(self.places):
       self.places.append(where)
     return index
-
-  def release(self, cta: int) -> np.ndarray:
-    """What `cta` did so far, for whoever acquires it."""
-    known = self.turns[cta].copy()
-    self.turns[cta, cta] += 1
-    return known
-
-  def acquire(self, cta: int, known: np.ndarray) -> None:
-    np.maximum(self.turns[cta], known, out=self.turns[cta])
 
 
 def rows_of(threads: np.ndarray) -> Any:

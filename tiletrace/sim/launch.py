@@ -82,7 +82,7 @@ def run(lowering: Lowering, inputs: Sequence[np.ndarray], *, seed: int = 0, num_
   launch = Launch(program, memory, params, maps, grid, (x, y, z),
                   lowering.program.smem_bytes, Adversary(seed), most_steps)
   if races:
-    launch.grid_order = Grid(grid[0] // x)
+    launch.grid_order = Grid()
     launch.shadows = tuple(
         Shadow(a.address, max(16, -(-a.nbytes // 16) * 16), grid_wide=True, read_only=i not in written)
         for i, a in enumerate(memory.arrays))

@@ -11,6 +11,7 @@ from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.registers import Reg
 from tiletrace.sim import numerics, races
 from tiletrace.sim.adversary import Adversary
+from tiletrace.sim.clocks import Token
 from tiletrace.sim.faults import KINDS, Fault, Place, Violation, ranges
 from tiletrace.sim.memory import Global, Shared
 from tiletrace.sim.program import Op, Program, SimulatorInputError
@@ -70,7 +71,7 @@ class Launch:
     grid_order, shadows: what the race detectors of all clusters share; None and empty: races are not looked for.
     counters: a `summary.Counters`, or None.
     findings: faults that did not end the run.
-    released: by global address, what was released there last: the cluster, its clock, and what it knew of others.
+    released: by global address and (cluster, thread), what was released there (order.py).
   """
   program: Program
   memory: Global
@@ -86,7 +87,7 @@ class Launch:
   counters: Counters | None = None
   steps: int = 0
   findings: list[Fault] = dataclasses.field(default_factory=list)
-  released: dict[int, tuple[int, Any, np.ndarray]] = dataclasses.field(default_factory=dict)
+  released: dict[int, dict[tuple[int, int], Token]] = dataclasses.field(default_factory=dict)
 
 
 class Machine:
@@ -354,30 +355,6 @@ class Machine:
     if len(left):
       self.ready.append(Strand(s.pc + 1, left, frames))
     return True
-
-  # ---- order through global memory
-
-  def release_global(self, threads: np.ndarray, addresses: np.ndarray) -> None:
-    """A releasing store or atomic: what its CTA did so far is known to whoever acquires from there."""
-    if self.races is None:
-      return
-    clock, turns = self.races.release(threads), self.races.grid.release(self.races.cta)
-    for address in dict.fromkeys(addresses.tolist()):
-      before = self.launch.released.get(address)
-      known = turns if before is None else np.maximum(turns, before[2])
-      if before is not None and before[0] == self.cta:
-        clock = self.races.merge(before[1], clock)
-      self.launch.released[address] = (self.cta, clock, known)
-
-  def acquire_global(self, threads: np.ndarray, addresses: np.ndarray) -> None:
-    if self.races is None:
-      return
-    for address in dict.fromkeys(addresses.tolist()):
-      found = self.launch.released.get(address)
-      if found is not None:
-        if found[0] == self.cta:
-          self.races.acquire(threads, found[1])
-        self.races.grid.acquire(self.races.cta, found[2])
 
   # ---- checks
 

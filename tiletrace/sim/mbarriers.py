@@ -12,6 +12,7 @@ from tiletrace.sim.control import symbol_row
 from tiletrace.sim.faults import Violation
 from tiletrace.sim.machine import Machine
 from tiletrace.sim.memory import RESERVED
+from tiletrace.sim.order import global_order
 from tiletrace.sim.program import Op
 from tiletrace.sim.registers import Row
 from tiletrace.sim.strands import Strand
@@ -380,9 +381,15 @@ def _mbarrier_fence(m: Machine, op: Op) -> Act:
   return act
 
 
-@effect(isa.FENCE, isa.FENCE_PROXY_TENSORMAP, isa.FENCE_PROXY_TENSORMAP_RELEASE)
+@effect(isa.FENCE)
 def _fence(m: Machine, op: Op) -> Act:
-  """Program order suffices here: accesses are performed in order, and atomics carry the clocks."""
+  order = global_order(m)
+  return lambda s, threads, at: order.fence(threads, op.inst.mods["scope"])
+
+
+@effect(isa.FENCE_PROXY_TENSORMAP, isa.FENCE_PROXY_TENSORMAP_RELEASE)
+def _tensormap_fence(m: Machine, op: Op) -> Act:
+  """Tensor maps are parameters here and never change."""
   return lambda s, threads, at: None
 
 

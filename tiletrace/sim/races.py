@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from tiletrace.sim.clocks import NO_COLUMNS, NOTHING, Agent, Clock, Grid, join, rows_of
+from tiletrace.sim.clocks import NO_COLUMNS, NOTHING, Agent, Clock, Grid, Token, join, rows_of
 from tiletrace.sim.conflicts import (
   BARRIER_NOT_VISIBLE,
   KINDS,
@@ -57,7 +57,7 @@ class _Actor:
   agent: Agent | None = None
   p: np.ndarray | None = None
 
-  def knows(self, columns: np.ndarray, values: np.ndarray) -> np.ndarray:
+  def knows(self, columns: np.ndarray, values: Any) -> np.ndarray:
     return (self.c[columns] if self.t is None else self.c[self.t, columns]) >= values
 
   def only(self, which: np.ndarray) -> _Actor:
@@ -72,11 +72,11 @@ class RaceDetector:
     threads: how many.
     memories: shared memory of each CTA, and global memory, whose shadows the detectors of a grid share. Accesses lie
       within one memory each.
-    cta, grid: which CTA this is, and the order between CTAs, for shadows that are `grid_wide`.
+    cta, grid: which CTA this is, and what the grid's detectors share, for shadows that are `grid_wide`.
   """
 
   def __init__(self, threads: int, memories: Sequence[Shadow], *, cta: int = 0, grid: Grid | None = None):
-    self.threads, self.cta, self.grid = threads, cta, grid or Grid(cta + 1)
+    self.threads, self.cta, self.grid = threads, cta, grid or Grid()
     self.width = threads                      # columns in use
     capacity = threads + 32
     # row t, column u: how far thread t is ordered after u; the part that the async proxy sees of shared memory; and of
@@ -87,6 +87,7 @@ class RaceDetector:
     self._last, self._issuer = np.zeros(capacity, np.int32), np.arange(capacity)
     self._generic, self._agents = np.arange(capacity) < threads, np.zeros(capacity, bool)
     self._team: dict[int, tuple[int, ...]] = {}       # agent's column -> all who issued it
+    self._tokens: dict[Token, int] = {}               # of other CTAs -> the column that says which threads know it
     self._readers = Readers(capacity)
     self._copies = -1                         # first column of cp.async, once it is used
     self._mbarriers: dict[int, _Init] = {}
@@ -344,6 +345,9 @@ class RaceDetector:
   def _sees(self, shadow: Shadow, at: np.ndarray, actor: _Actor) -> np.ndarray:
     """Whether each granule's last write is ordered before, and visible."""
     column, value = shadow.w_col[at], shadow.w_clk[at]
+    if shadow.grid_wide:                      # columns of another CTA's clocks: _foreign_load, _foreign_store
+      own = shadow.w_cta[at] == self.cta
+      column, value = np.where(own, column, 0), np.where(own, value, 0)
     seen = actor.knows(column, value)
     if actor.p is not None:
       seen &= ~self._generic[column] | (actor.p[column] >= value)
@@ -402,6 +406,8 @@ class RaceDetector:
     shadow.w_col[at], shadow.w_clk[at], shadow.w_place[at] = actor.column, actor.value, place
     shadow.w_atomic[at] = atomic
     shadow.r_clk[at] = 0
+    if shadow.grid_wide:
+      shadow.w_cta[at], shadow.r_cta[at], shadow.r_many[at] = self.cta, -1, False
     twice = shadow.w_col[at] != actor.column                  # lanes that write one place together
     if lost is not None:
       twice &= lost
@@ -410,44 +416,76 @@ class RaceDetector:
 
   # ---- the grid
 
+  def publish(self, threads: np.ndarray, wide: bool) -> Token:
+    """A release through global memory: what these threads know, of other CTAs too.
+
+    Args:
+      wide: whether other CTAs may acquire it: gpu or system scope.
+    """
+    rows = rows_of(threads)
+    foreign = tuple(token for token, column in self._tokens.items() if self._c[rows, column].any())
+    return Token(self.cta, wide, self.release(threads), foreign)
+
+  def receive(self, threads: np.ndarray, token: Token, wide: bool) -> None:
+    """They acquire what a token says; what other CTAs released only where both are `wide`. Proxy fences of other CTAs
+    are not looked at."""
+    if token.cta == self.cta:
+      self.acquire(threads, token.clock)
+    elif not (wide and token.wide):
+      return
+    for one in (token, *token.foreign):
+      if one.cta == self.cta:
+        self.acquire(threads, one.clock)
+      else:
+        if one not in self._tokens:
+          self._tokens[one] = self._add_columns(1)
+        self._c[threads, self._tokens[one]] = 1
+
+  def _learnt(self, actor: _Actor, ctas: np.ndarray, columns: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Whether each access, an epoch in its CTA's clocks, is ordered before by a release and an acquire."""
+    out = np.zeros(len(ctas), bool)
+    for token, column in self._tokens.items():
+      row = token.clock.known[0]
+      covered = (columns < len(row)) & (row[np.minimum(columns, len(row) - 1)] >= values)
+      out |= (ctas == token.cta) & covered & actor.knows(np.full(len(ctas), column), 1)
+    return out
+
   def _foreign_load(self, shadow: Shadow, at: np.ndarray, actor: _Actor, place: int, strong: bool) -> None:
-    turns = self.grid.turns[self.cta]
-    written = shadow.w_cta[at]
-    other = (written >= 0) & (written != self.cta)
-    bad = other & (turns[written] < shadow.w_turn[at])
-    if strong:
-      bad &= ~shadow.w_atomic[at]
+    """Compares with the last write, where another CTA made it."""
+    written, reader = shadow.w_cta[at], shadow.r_cta[at]
+    bad = (written >= 0) & (written != self.cta)
     if bad.any():
-      self._between(shadow, at, actor, place, bad, shadow.w_place)
-    shadow.w_clk[at[other]] = 0               # columns of another CTA's clocks: settled here
+      bad &= ~self._learnt(actor, written, shadow.w_col[at], shadow.w_clk[at])
+      if strong:
+        bad &= ~shadow.w_atomic[at]
+      if bad.any():
+        self._between(shadow, at, actor, place, bad, shadow.w_place)
     if strong:
       return
-    reader = shadow.r_cta[at]
     strange = at[(reader >= 0) & (reader != self.cta)]
     shadow.r_many[strange] = True
-    shadow.r_row[strange], shadow.r_clk[strange] = -1, 0
-    shadow.r_cta[at], shadow.r_turn[at] = self.cta, turns[self.cta]
+    shadow.r_row[strange], shadow.r_clk[strange], shadow.r_col[strange] = -1, 0, 0
+    shadow.r_cta[at] = self.cta
 
   def _foreign_store(self, shadow: Shadow, at: np.ndarray, actor: _Actor, place: int, atomic: bool,
                      changed: np.ndarray | None) -> None:
-    turns = self.grid.turns[self.cta]
+    """Compares with the last write and read, where another CTA made them; of several readers with the last one."""
     written, reader = shadow.w_cta[at], shadow.r_cta[at]
     wrote, has_read = (written >= 0) & (written != self.cta), (reader >= 0) & (reader != self.cta)
-    bad = wrote & (turns[written] < shadow.w_turn[at])
+    bad = wrote & ~self._learnt(actor, written, shadow.w_col[at], shadow.w_clk[at])
     if atomic:
       bad &= ~shadow.w_atomic[at]
     if changed is not None:
       bad &= changed
     if bad.any():
       self._between(shadow, at, actor, place, bad, shadow.w_place)
-    bad = has_read & (turns[reader] < shadow.r_turn[at])
-    bad |= shadow.r_many[at] & (turns.sum() == turns[self.cta])      # the grid has not synchronised at all
+    bad = has_read & ~self._learnt(actor, reader, shadow.r_col[at], shadow.r_clk[at])
+    if not self._tokens:
+      bad |= shadow.r_many[at]
     if bad.any():
       self._between(shadow, at, actor, place, bad, shadow.r_place)
-    shadow.w_clk[at[wrote]] = 0
-    shadow.r_row[at[has_read]], shadow.r_clk[at[has_read]] = -1, 0
-    shadow.w_cta[at], shadow.w_turn[at] = self.cta, turns[self.cta]
-    shadow.r_cta[at], shadow.r_many[at] = -1, False
+    strange = at[has_read]
+    shadow.r_row[strange], shadow.r_clk[strange], shadow.r_col[strange] = -1, 0, 0
 
   def _between(self, shadow: Shadow, at: np.ndarray, actor: _Actor, place: int, bad: np.ndarray,
                places: np.ndarray) -> None:

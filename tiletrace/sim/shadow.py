@@ -20,8 +20,7 @@ class Shadow:
     w_atomic: whether it was an atomic.
     r_col, r_clk, r_place: the last read since then; clk 0: none.
     r_row: the row of `Readers` with every read since then, where several are not ordered among each other; else -1.
-    w_cta, w_turn, r_cta, r_turn: in memory of the whole grid, who wrote and read last and in which of its CTA's turns
-      (races.Grid).
+    w_cta, r_cta: in memory of the whole grid, whose threads the last write and read are of; else -1.
     r_many: whether several CTAs have read since the last write.
   """
 
@@ -35,8 +34,7 @@ class Shadow:
     self.fields["r_row"] = np.full(n, -1, np.int32)
     self.fields["w_atomic"] = np.zeros(n, bool)
     if grid_wide:
-      self.fields |= {"w_cta": np.full(n, _NOBODY, np.int32), "w_turn": np.zeros(n, np.int32),
-                      "r_cta": np.full(n, _NOBODY, np.int32), "r_turn": np.zeros(n, np.int32),
+      self.fields |= {"w_cta": np.full(n, _NOBODY, np.int32), "r_cta": np.full(n, _NOBODY, np.int32),
                       "r_many": np.zeros(n, bool)}
     self._publish()
 
@@ -45,8 +43,7 @@ class Shadow:
     self.w_col, self.w_clk, self.w_place, self.w_atomic = f["w_col"], f["w_clk"], f["w_place"], f["w_atomic"]
     self.r_col, self.r_clk, self.r_place, self.r_row = f["r_col"], f["r_clk"], f["r_place"], f["r_row"]
     if self.grid_wide:
-      self.w_cta, self.w_turn = f["w_cta"], f["w_turn"]
-      self.r_cta, self.r_turn, self.r_many = f["r_cta"], f["r_turn"], f["r_many"]
+      self.w_cta, self.r_cta, self.r_many = f["w_cta"], f["r_cta"], f["r_many"]
 
   def address(self, granules: np.ndarray) -> np.ndarray:
     """The byte addresses at which granules start."""
