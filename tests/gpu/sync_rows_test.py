@@ -14,6 +14,8 @@ from tiletrace.lowering.ptx.instr import Instr
 from tiletrace.lowering.ptx.registers import Addr, Label, Reg
 
 REGION = CELL * THREADS
+REMOTE_ARRIVALS = [row for row in isa.ROWS.values() if row.opcode.startswith("mbarrier.arrive")
+                   and "shared::cluster" in row.template and row.operands == isa.MBARRIER_ARRIVE_REMOTE.operands]
 SEEDS = range(4)
 
 
@@ -228,7 +230,7 @@ def remote_accesses():
   b = x.b
   rank = b.special("cluster_ctarank")
   peer = b.new(isa.XOR, rank, 1, type="b32")
-  bars = [x.mbarrier(THREADS), x.mbarrier(2 * THREADS), x.mbarrier(1)]
+  bars = [x.mbarrier(THREADS * len(REMOTE_ARRIVALS)), x.mbarrier(2 * THREADS), x.mbarrier(1)]
   mine, sent = x.words(10), x.words(11)
   x.store(mine)
   x.ready()
@@ -238,7 +240,8 @@ def remote_accesses():
          type="b32")
   b(isa.ST_CLUSTER, b.addr(far, REGION), x.load(sent), vec="v4", type="b32")
   far_bars = [b.addr(base, 7 * REGION + 8 * i) for i in range(3)]
-  b(isa.MBARRIER_ARRIVE_REMOTE, far_bars[0])
+  for row in REMOTE_ARRIVALS:
+    b(row, far_bars[0])
   b(isa.MBARRIER_ARRIVE_REMOTE_COUNT, far_bars[1], 2)
   b(isa.MBARRIER_ARRIVE_EXPECT_TX_REMOTE, far_bars[2], REGION, pred=x.first)
   x.wait(bars[0], 0, sem="acquire", scope="cluster")
