@@ -203,3 +203,32 @@ def test_gemms(p: Gemm, seed: int):
   call = tt.tile_call(p.kernel, struct(target, m, n),
                       grid=(tt.cdiv(m, p.block[0]), tt.cdiv(n, p.block[1])), **p.options)
   agree(call, inputs, seed)
+
+
+# --- two products in a loop, of two rings
+
+def chain_kernel(q, k, v, o, *, bn, num_stages, policy):
+  """O = relu(Q K^T) V: the first product becomes the second one's operand in registers."""
+  i = tt.program_id(0)
+  q_s = tt.alloc_shared((128, 64), q.dtype)
+  k_s, v_s = (tt.alloc_shared((bn, 64), x.dtype) for x in (k, v))
+  s = tt.alloc_fragment((128, bn), jnp.float32)
+  acc = tt.alloc_fragment((128, 64), jnp.float32)
+  acc[...] = 0
+  tt.copy(q.at[tt.block(i, 128), :], q_s)
+  for j in tt.pipelined(tt.cdiv(k.shape[0], bn), num_stages=num_stages):
+    tt.copy(k.at[tt.block(j, bn), :], k_s)
+    tt.copy(v.at[tt.block(j, bn), :], v_s)
+    tt.gemm(q_s, k_s.T, s, policy=policy, accumulate=False)
+    tt.gemm(tt.maximum(s[...], 0).astype(v.dtype), v_s, acc, policy=policy)
+  o[tt.block(i, 128), :] = acc[...].astype(o.dtype)
+
+
+@settings(CHECKS, max_examples=12)
+@given(st.sampled_from([1, 100, 200]), st.integers(1, 400), st.sampled_from([16, 64, 96]), st.integers(1, 3),
+       st.sampled_from([1, 2]), st.sampled_from(["FULL_ROW", "FULL_COL"]), SEED)
+def test_chains(m, n, bn, num_stages, warpgroups, policy, seed):
+  """Scores are at most 256, which bf16 holds."""
+  kernel = functools.partial(chain_kernel, bn=bn, num_stages=num_stages, policy=getattr(tt, policy))
+  call = tt.tile_call(kernel, struct(jnp.float32, m, 64), grid=tt.cdiv(m, 128), warpgroups=warpgroups)
+  agree(call, tuple(small(seed + i, rows, 64, dtype=jnp.bfloat16, most=2) for i, rows in enumerate((m, n, n))), seed)
