@@ -246,8 +246,7 @@ def _rem(x: Tile, y: Tile) -> Tile:
   """x - trunc(x / y) y: it has x's sign."""
   if not dtypes.is_float(x.dtype):
     return x - _div(x, y) * y
-  quotient = x / y
-  return x - ops.sign(quotient) * ops.floor(abs(quotient)) * y
+  return ops.where(x < 0, -1.0, 1.0) * ops.mod(abs(x), abs(y))
 
 
 @_formula("is_finite")

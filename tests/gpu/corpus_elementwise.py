@@ -113,6 +113,20 @@ def integers(rng):
   return each(functions, [x, y], np.int32, "exact")
 
 
+@case(dtype=("f32", "bf16"))
+def floats_divided_downwards(rng, dtype):
+  """Multiples of the divisor, and what lies beside them; constants, of which XLA takes the reciprocal."""
+  x = rng.integers(-120, 120, 300).astype(DTYPES[dtype])
+  y = (rng.integers(1, 40, 300) * rng.choice([-0.5, 0.5], 300)).astype(DTYPES[dtype])
+  y[:3] = np.inf, -np.inf, np.inf
+  functions = [
+    (lambda x, y: x // y, np.floor_divide), (lambda x, y: x % y, np.mod), (lambda x, y: x // 7, lambda x, y: x // 7),
+    (lambda x, y: x % 7, lambda x, y: x % 7), (lambda x, y: x % -3.5, lambda x, y: x % -3.5),
+    (lambda x, y: x // -3.5, lambda x, y: x // -3.5), (lambda x, y: 91 // y, lambda x, y: 91 // y),
+  ]
+  return each(functions, [x, y], DTYPES[dtype], "elementwise")
+
+
 @case
 def unsigned(rng):
   x, y = rng.integers(0, 2**32, 130, dtype=np.uint32), rng.integers(1, 2**31, 130, dtype=np.uint32)

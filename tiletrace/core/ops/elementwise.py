@@ -181,19 +181,36 @@ def divide(x: Any, y: Any) -> Any:
 
 
 def floor_divide(x: Any, y: Any) -> Any:
-  """x // y, rounded down; of floats, floor(x / y)."""
+  """x // y, rounded down, also of floats, where |x / y| < 2**24."""
   a, b = _operands("floor_divide", "x y", x, y)
   if not (is_static(a) and is_static(b)) and dtypes.is_float(promoted("floor_divide", a, b)):
-    return floor(divide(a, b))
+    return _floor_division("floor_divide", a, b)[0]
   return _binary(floordiv_p, "floor_divide", operator.floordiv, a, b)
 
 
 def mod(x: Any, y: Any) -> Any:
-  """x % y with the sign of y; of floats, x - floor(x / y) * y."""
+  """x % y with the sign of y, also of floats, where |x / y| < 2**24."""
   a, b = _operands("mod", "x y", x, y)
   if not (is_static(a) and is_static(b)) and dtypes.is_float(promoted("mod", a, b)):
-    return subtract(a, multiply(floor(divide(a, b)), b))
+    return _floor_division("mod", a, b)[1]
   return _binary(mod_p, "mod", operator.mod, a, b)
+
+
+def _floor_division(what: str, x: Operand, y: Operand) -> tuple[Tile, Tile]:
+  """(quotient, remainder) of floats, computed in f32. A quotient that was rounded to the integer beside its floor (or
+  made by a reciprocal, as XLA does for constants) shows in the remainder, and is set right."""
+  dtype = promoted(what, x, y)
+  x, y = (v.astype(dtypes.promote(v.dtype, dtypes.f32)) if isinstance(v, Tile) else v for v in (x, y))
+  quotient = floor(divide(x, y))
+  product = multiply(quotient, y)
+  if isinstance(y, Tile):
+    product = where(equal(quotient, 0), 0, product)          # of an infinite y
+  remainder = subtract(x, product)
+  above = less(multiply(remainder, sign(y) if isinstance(y, Tile) else math.copysign(1, y)), 0)
+  below = greater_equal(abs_(remainder), abs_(y))
+  quotient = where(above, quotient - 1, where(below, quotient + 1, quotient))
+  remainder = where(above, remainder + y, where(below, remainder - y, remainder))
+  return quotient.astype(dtype), remainder.astype(dtype)
 
 
 def power(x: Any, y: Any) -> Any:
