@@ -383,6 +383,15 @@ def test_reads_and_writes_of_a_tma_store_complete_apart():
   assert kinds(det) == [races.NOT_WAITED_FOR]
 
 
+def test_an_operation_does_not_race_with_itself(det):
+  agent = det.issue(ONE, "TMA load")
+  for _ in range(2):
+    det.agent_read(agent, T * 16, 16, "read")
+    det.agent_write(agent, T * 16, 16, "write")
+
+  assert not det.findings
+
+
 def test_elements_of_a_box_in_any_order_cover_whole_granules(det):
   """A box of 2-byte elements, as tensor maps give it, leaves granules at 16 bytes."""
   elements = np.random.default_rng(0).permutation(np.arange(0, 2048, 2))

@@ -290,6 +290,7 @@ class RaceDetector:
     p = agent.known[which] if which < len(agent.known) else np.zeros_like(c)
     if (more := len(self._last) - len(c)) > 0:         # columns were added since
       c, p = np.pad(c, (0, more)), np.pad(p, (0, more))
+    c[agent.column] = agent.value                      # it does not race with itself
     return _Actor(np.full(n, agent.column, np.int32), np.full(n, agent.value, np.int32), c, None, agent, p)
 
   def writers(self, addresses: np.ndarray, nbytes: int) -> list[Any]:
