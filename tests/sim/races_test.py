@@ -514,3 +514,13 @@ def test_the_fence_of_mbarriers_is_no_fence_for_data(det):
   issue_read(det)
 
   assert kinds(det) == [races.MISSING_PROXY_FENCE]
+
+
+def test_where_bytes_were_written_last(det):
+  det.write(T, T * 16, 16, "first")
+  tma(det, ONE, T[:4] * 16)
+  det.read(T, T * 16, 16, "load")
+
+  assert det.writers(T * 16, 16) == ["first", "tma"]
+  assert det.writers(T[:4] * 16, 16) == ["tma"]
+  assert det.writers(T * 16 + 8192, 16) == []
