@@ -15,6 +15,7 @@ import numpy as np
 
 import tiletrace as tt
 from benchmarks import harness
+from tiletrace.kernels.matmul import Tiling, choose_tiling
 
 SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 8192, 4096), (2048, 2048, 2048), (16384, 4096, 1024))   # M N K
 TAILS = ((1000, 776, 336), (13, 8, 24))
@@ -41,12 +42,12 @@ def matmul_kernel(a, b, c, *, form, relu, bm, bn, bk, num_stages):
   c[rows, cols] = out.astype(c.dtype)
 
 
-def matmul(m, n, dtype, *, form, relu, args) -> tt.TileCall:
+def matmul(m, n, k, dtype, *, form, relu, tiling: Tiling | None = None) -> tt.TileCall:
+  """`tiling`: by default what kernels.matmul would take."""
+  t = tiling or choose_tiling(m, n, k, form=form)
   return tt.tile_call(
-      functools.partial(matmul_kernel, form=form, relu=relu, bm=args.bm, bn=args.bn, bk=args.bk,
-                        num_stages=args.stages),
-      out_shape=jax.ShapeDtypeStruct((m, n), dtype), grid=(tt.cdiv(m, args.bm), tt.cdiv(n, args.bn)),
-      warpgroups=args.warpgroups, raster=args.raster or None, persistent=not args.no_persistent, name="matmul")
+      functools.partial(matmul_kernel, form=form, relu=relu, bm=t.bm, bn=t.bn, bk=t.bk, num_stages=t.num_stages),
+      out_shape=jax.ShapeDtypeStruct((m, n), dtype), name="matmul", **t.launch(m, n))
 
 
 def reference(a, b, *, form, relu, out_dtype):
@@ -86,7 +87,12 @@ def status(row: dict[str, Any]) -> str:
 
 def measure(m: int, n: int, k: int, dtype: str, form: str, relu: bool, timed: bool, args: Any) -> dict[str, Any]:
   row: dict[str, Any] = {"shape": f"{m}x{n}x{k}", "m": m, "n": n, "k": k, "dtype": dtype, "form": form, "relu": relu}
-  call = matmul(m, n, DTYPES[dtype], form=form, relu=relu, args=args)
+  tiling = None
+  if args.tile is not None:
+    bm, bn = args.tile
+    tiling = Tiling(bm, bn, args.warpgroups, args.stages, 1.0, cluster=args.cluster)
+  call = matmul(m, n, k, DTYPES[dtype], form=form, relu=relu, tiling=tiling)
+  row["grid"], row["cluster"] = call.options.grid, call.options.cluster
   make = functools.partial(inputs, m, n, k, DTYPES[dtype], form)
   row |= check(call, *make(0), form=form, relu=relu)
   if timed and not args.check_only:
@@ -121,10 +127,15 @@ def arguments() -> argparse.Namespace:
   parser.add_argument("--warmup", type=float, default=1.0, help="seconds before the first round of a case")
   parser.add_argument("--graphs", action="store_true", help="let XLA put a program's calls into a CUDA graph")
   parser.add_argument("--json", metavar="PATH", help="write every round there")
-  for name, default in (("bm", 128), ("bn", 256), ("bk", 64), ("stages", 4), ("warpgroups", 2), ("raster", 8)):
-    parser.add_argument(f"--{name}", type=int, default=default)
-  parser.add_argument("--no-persistent", action="store_true")
+  add_tiling(parser)
   return parser.parse_args()
+
+
+def add_tiling(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument("--tile", nargs=2, type=int, metavar=("BM", "BN"), help="default: what kernels.matmul takes")
+  parser.add_argument("--cluster", type=lambda s: tuple(map(int, s.split("x"))), metavar="CMxCN", help="of a --tile")
+  for name, default in (("stages", 4), ("warpgroups", 2)):
+    parser.add_argument(f"--{name}", type=int, default=default, help="of a --tile")
 
 
 def main() -> int:

@@ -35,9 +35,7 @@ def arguments() -> argparse.Namespace:
   parser.add_argument("--seconds", type=float, default=0.3, help="of one measurement")
   parser.add_argument("--warmup", type=float, default=1.0, help="seconds before the first round of a case")
   parser.add_argument("--json", metavar="PATH", help="write every round there")
-  for name, default in (("bm", 128), ("bn", 256), ("bk", 64), ("stages", 4), ("warpgroups", 2), ("raster", 8)):
-    parser.add_argument(f"--{name}", type=int, default=default)
-  parser.add_argument("--no-persistent", action="store_true")
+  matmul.add_tiling(parser)
   return parser.parse_args()
 
 

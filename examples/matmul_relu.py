@@ -32,7 +32,7 @@ def matmul_relu(a, b, *, bm=128, bn=256, bk=64, num_stages=4):
   return tt.tile_call(
       functools.partial(matmul_relu_kernel, bm=bm, bn=bn, bk=bk, num_stages=num_stages),
       out_shape=jax.ShapeDtypeStruct((m, n), a.dtype),
-      grid=(tt.cdiv(m, bm), tt.cdiv(n, bn)), warpgroups=2, raster=8, persistent=True)(a, b)
+      grid=(tt.cdiv(m, bm), tt.cdiv(n, bn)), warpgroups=2, raster=16, persistent=True)(a, b)
 
 
 def main(m: int = 1000, n: int = 776, k: int = 336) -> int:

@@ -311,6 +311,23 @@ def _grid(grid: Any, name: str) -> tuple[int, ...]:
   return tuple(int(n) for n in extents)
 
 
+def _cluster(cluster: Any, grid: tuple[int, ...], name: str) -> tuple[int, ...] | None:
+  if cluster is None:
+    return None
+  if not isinstance(cluster, tuple) or len(cluster) != len(grid):
+    raise TileTypeError(f"tile_call({name}): cluster={cluster!r} must be a tuple of CTAs along each of the {len(grid)} "
+                        "axes of the grid", loc=user_loc(), hint=f"cluster={(1,) * (len(grid) - 1) + (2,)}, say")
+  for axis, (c, n) in enumerate(zip(cluster, grid, strict=True)):
+    _count(c, f"cluster[{axis}]", name, SM_90A.max_cluster)
+    if n % c:
+      raise TileTypeError(f"tile_call({name}): clusters of {c} CTAs do not divide grid[{axis}] = {n}", loc=user_loc(),
+                          hint=f"grid[{axis}] = {-(-n // c) * c}: blocks past the end of an array are empty")
+  if math.prod(cluster) > SM_90A.max_cluster:
+    raise ResourceError(f"tile_call({name}): cluster={cluster} has {math.prod(cluster)} CTAs, a portable one has "
+                        f"{SM_90A.max_cluster} at most", loc=user_loc(), hint="take a smaller cluster")
+  return cluster if math.prod(cluster) > 1 else None
+
+
 def _count(value: Any, what: str, name: str, most: int | None = None) -> int:
   if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
     bounds = f"from 1 to {most}" if most else "from 1"
@@ -343,6 +360,8 @@ def tile_call(kernel: Callable[..., None], out_shape: Any, *, grid: int | tuple[
     out_shape: jax.ShapeDtypeStruct, or a pytree of them: the outputs.
     grid: programs along each axis, Python ints; the last axis is fastest.
     warpgroups: how many groups of 128 threads compute one program. A producer warpgroup may be added.
+    cluster: CTAs of a cluster along each axis of the grid, 8 at most in all. Copies of a pipelined loop whose source
+      does not depend on an axis are made once for the CTAs along it (TMA multicast), each CTA bringing a part.
     raster: rows of programs that are taken together, for locality in L2, over the last two axes of the grid.
     persistent: launch one CTA for each SM and loop over the programs.
     input_output_aliases: {input: output} that are the same memory; the kernel gets one reference for both.
@@ -372,7 +391,7 @@ def tile_call(kernel: Callable[..., None], out_shape: Any, *, grid: int | tuple[
   for k in unknown:
     raise TypeError(f"tile_call() has no keyword {k!r}" + (f"; use {_TRANSLATIONS[k]}" if k in _TRANSLATIONS else ""))
   label = name or getattr(_innermost(kernel), "__name__", "kernel")
-  for what, value in (("cluster", cluster), ("dynamic_shapes", dynamic_shapes), ("cost_estimate", cost_estimate)):
+  for what, value in (("dynamic_shapes", dynamic_shapes), ("cost_estimate", cost_estimate)):
     if value is not None:
       raise TileTypeError(f"tile_call({label}): {what}={value!r}: there are none yet", loc=user_loc(),
                           hint=f"drop {what}=")
@@ -394,6 +413,7 @@ def tile_call(kernel: Callable[..., None], out_shape: Any, *, grid: int | tuple[
   if vjp is not None and aliases:
     raise TileTypeError(f"tile_call({label}): vjp= with input_output_aliases: the saved input would be overwritten",
                         loc=user_loc(), hint="drop one of the two")
-  call = CallOptions(extents, _count(warpgroups, "warpgroups", label, 8), None, raster, persistent)
+  call = CallOptions(extents, _count(warpgroups, "warpgroups", label, 8), _cluster(cluster, extents, label), raster,
+                     persistent)
   return TileCall(kernel, out_shape, call, aliases=aliases, vjp=vjp, compile_options=options or CompileOptions(),
                   backend=backend, name=name)

@@ -95,8 +95,9 @@ class _Batching:
     def new(vars: tuple[Var, ...]) -> tuple[Var, ...]:
       return tuple(wider[v].root if v in wider else v for v in vars)
 
+    cluster = None if old.options.cluster is None else (1, *old.options.cluster)
     return old.replace(invars=new(old.invars), body=Block(new(body.invars), tuple(eqns), body.outs),
-                       options=dataclasses.replace(old.options, grid=(self._size, *old.options.grid)))
+                       options=dataclasses.replace(old.options, grid=(self._size, *old.options.grid), cluster=cluster))
 
   def _wider(self, root: Var) -> _Wider:
     assert isinstance(root.type, RefType)

@@ -10,6 +10,7 @@ Conventions that every primitive keeps:
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -151,12 +152,17 @@ class Eqn:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallOptions:
-  """The options of a tile_call that a pass may read. `warpgroups` counts consumers."""
+  """The options of a tile_call that a pass may read. `warpgroups` counts consumers, `cluster` the CTAs of a cluster
+  along each axis of the grid."""
   grid: tuple[int, ...]
   warpgroups: int = 1
   cluster: tuple[int, ...] | None = None
   raster: int | None = None
   persistent: bool = False
+
+  @property
+  def cluster_size(self) -> int:
+    return math.prod(self.cluster or ())
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -20,18 +20,50 @@ Activation = Callable[[jax.Array], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Tiling:
-  """Blocks of a product, how deep its pipeline is, and how fast a tile goes in units of the largest one."""
+class Tiling:
+  """Blocks of a product, how deep its pipeline is, how fast an element of a tile goes in units of the first one, and
+  the CTAs of a cluster along rows and columns of tiles."""
   bm: int
   bn: int
   warpgroups: int
   num_stages: int
   speed: float
   bk: int = 64
+  cluster: tuple[int, int] | None = None
+
+  def grid(self, m: int, n: int) -> tuple[int, int]:
+    """Programs for a result of m by n, in whole clusters: those past its end store nothing."""
+    rows, columns = self.cluster or (1, 1)
+    return tt.align_to(tt.cdiv(m, self.bm), rows), tt.align_to(tt.cdiv(n, self.bn), columns)
+
+  def launch(self, m: int, n: int) -> dict[str, Any]:
+    """Keywords of tile_call."""
+    return {"grid": self.grid(m, n), "warpgroups": self.warpgroups, "cluster": self.cluster, "raster": 16,
+            "persistent": True}
 
 
-_TILINGS = (_Tiling(128, 256, 2, 4, 1.0), _Tiling(128, 128, 2, 4, 0.85), _Tiling(64, 128, 1, 6, 0.65),
-            _Tiling(64, 64, 1, 8, 0.45))
+_TILINGS = (Tiling(128, 256, 2, 4, 1.0), Tiling(192, 192, 3, 4, 0.99), Tiling(128, 128, 2, 4, 0.85),
+            Tiling(64, 128, 1, 6, 0.65), Tiling(64, 64, 1, 8, 0.45))
+_LARGE = 2          # of them, for results of relu at most: another function needs registers of its own
+
+
+def choose_tiling(m: int, n: int, k: int, *, form: str = "nn", itemsize: int = 2, plain: bool = True) -> Tiling:
+  """The tiling whose waves over the SMs take the least time.
+
+  Rows whose starts are no multiples of 128 bytes cost TMA more lines of L2 than they fill: there two CTAs above each
+  other share what they read of B (TMA multicast).
+
+  Args:
+    form: is a, is b stored transposed?
+    itemsize: bytes of an element of a and b.
+    plain: nothing, or relu, follows the product.
+  """
+  pitches = [itemsize * (m if form[0] == "t" else k), itemsize * (k if form[1] == "t" else n)]
+  tma = all(p % 16 == 0 for p in pitches)
+  fitting = [t for i, t in enumerate(_TILINGS) if (plain or i >= _LARGE) and (tma or t.warpgroups < 3)]
+  if tma and any(p % 128 for p in pitches):
+    fitting = [dataclasses.replace(t, cluster=(2, 1)) if t.bm >= 128 else t for t in fitting]
+  return min(fitting, key=lambda t: _waves(m, n, t) * t.bm * t.bn / t.speed)
 
 
 def matmul_kernel(a, b, bias, c, *, form, activation, bm, bn, bk, num_stages):
@@ -111,25 +143,24 @@ def matmul(a: jax.Array, b: jax.Array, bias: jax.Array | None = None, *, activat
   outer = (a.shape[1],) if transpose_a else a.shape[:-1]
   flat = a if transpose_a else a.reshape(math.prod(outer), k)
   form = "nt"[transpose_a] + "nt"[transpose_b]
-  call = matmul_call((math.prod(outer), n), out_dtype or a.dtype, form=form, activation=activation)
+  call = matmul_call((math.prod(outer), n), out_dtype or a.dtype, k=k, form=form, activation=activation)
   return call(flat, b, bias).reshape(*outer, n)
 
 
-def matmul_call(shape: tuple[int, ...], dtype: Any, *, form: str = "nn",
+def matmul_call(shape: tuple[int, ...], dtype: Any, *, k: int, form: str = "nn",
                 activation: Activation | None = None) -> tt.TileCall:
   """The call behind `matmul` for a result of shape (m, n), of (a, b, bias); form: is a, is b stored transposed?"""
   m, n = shape
-  fitting = _TILINGS if activation in (None, jax.nn.relu) else _TILINGS[1:]      # a function needs registers of its own
-  t = min(fitting, key=lambda t: _waves(m, n, t) * t.bm * t.bn / t.speed)
+  t = choose_tiling(m, n, k, form=form, plain=activation in (None, jax.nn.relu))
   return tt.tile_call(
       functools.partial(matmul_kernel, form=form, activation=activation, bm=t.bm, bn=t.bn, bk=t.bk,
                         num_stages=t.num_stages),
-      jax.ShapeDtypeStruct((m, n), dtype), grid=(tt.cdiv(m, t.bm), tt.cdiv(n, t.bn)), warpgroups=t.warpgroups,
-      raster=8, persistent=True, name="matmul", vjp=functools.partial(_backward, form=form, activation=activation))
+      jax.ShapeDtypeStruct((m, n), dtype), name="matmul", **t.launch(m, n),
+      vjp=functools.partial(_backward, form=form, activation=activation))
 
 
-def _waves(m: int, n: int, t: _Tiling) -> int:
-  return tt.cdiv(tt.cdiv(m, t.bm) * tt.cdiv(n, t.bn), SM_90A.sm_count)
+def _waves(m: int, n: int, t: Tiling) -> int:
+  return tt.cdiv(math.prod(t.grid(m, n)), SM_90A.sm_count)
 
 
 def _operand(name: str, x: Any) -> jax.Array:

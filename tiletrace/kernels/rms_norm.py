@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import tiletrace as tt
-from tiletrace.kernels.rows import check_like, check_vector, flatten_rows, float_array, plan_rows
+from tiletrace.kernels.rows import check_like, check_vector, flatten_rows, float_array, plan_rows, ring_of_rows
 
 
-def rms_norm_kernel(x, gamma, residual, gate, y, h=None, *, rows, columns, eps, silu):
+def rms_norm_kernel(x, gamma, residual, gate, y, h=None, *, rows, columns, eps, silu, num_stages=0):
   n = x.shape[1]
   r = tt.block(tt.program_id(0), rows)
 
@@ -32,6 +32,18 @@ def rms_norm_kernel(x, gamma, residual, gate, y, h=None, *, rows, columns, eps, 
     if h is not None:
       h[r, cols] = v.astype(h.dtype)
 
+  if num_stages:                                           # the rows come through a ring, while others are worked on
+    arrays = [a for a in (x, residual, gate) if a is not None]
+    slots = [tt.alloc_shared((rows, n), a.dtype) for a in arrays]
+    for _ in tt.pipelined(1, num_stages=num_stages):
+      for a, slot in zip(arrays, slots, strict=True):
+        tt.copy(a.at[r, :], slot)
+      v = slots[0][...].astype(jnp.float32)
+      if residual is not None:
+        v = v + slots[1][...].astype(jnp.float32)
+      scale = tt.rsqrt(tt.sum(v * v, axis=1, keepdims=True) * (1 / n) + eps)
+      finish(v, scale, slice(None), None if gate is None else slots[-1][...])
+    return
   if n <= columns:                                         # the rows stay in registers: read once
     v = value(slice(None))
     gates = None if gate is None else gate[r, :]           # on its way while the rows are summed
@@ -108,10 +120,12 @@ def rms_norm(x: jax.Array, gamma: jax.Array | None = None, *, residual: jax.Arra
 def rms_norm_call(shape: tuple[int, ...], dtype: Any, *, residual: bool = False, gate: bool = False, silu: bool = False,
                   eps: float = 1e-6) -> tt.TileCall:
   """The call behind `rms_norm` for x of shape (m, n), of (x, gamma, residual, gate): it has stages to look at."""
-  plan = plan_rows(shape, np.dtype(dtype), 1 + residual + gate)
+  arrays = 1 + residual + gate
+  plan = ring_of_rows(shape, np.dtype(dtype), arrays) or plan_rows(shape, np.dtype(dtype), arrays, lean=True)
   like = jax.ShapeDtypeStruct(shape, dtype)
   return tt.tile_call(
-      functools.partial(rms_norm_kernel, rows=plan.rows, columns=plan.columns, eps=eps, silu=silu),
+      functools.partial(rms_norm_kernel, rows=plan.rows, columns=plan.columns, eps=eps, silu=silu,
+                        num_stages=plan.num_stages),
       (like, like) if residual else like, name="rms_norm", **plan.launch(),
       vjp=functools.partial(_backward, eps=eps, silu=silu))
 

@@ -2,7 +2,8 @@
 
 A row that fits in the registers of a CTA is read once, by loads that are all in flight before the first is used. What
 hides the latency of memory is the number of bytes in flight on an SM (40 to 64 KB on an H100 or H200, by Little's law),
-which takes 64 bytes a thread at half of the SM's threads.
+which takes 32 bytes a thread at three quarters of the SM's threads, or 64 at half of them. Where a row takes a whole
+SM's registers nothing would be in flight while it is summed: it comes through a ring in shared memory (TMA).
 """
 from __future__ import annotations
 
@@ -22,9 +23,12 @@ from tiletrace.lowering.layouts.fragment import blocked_for_reduction
 from tiletrace.lowering.target import SM_90A
 
 _BYTES = 64               # of all arrays together, on the way to a thread
+_LEAN_BYTES = 32          # where 40 registers do, so that 1536 threads share an SM
 _LATENCY_BYTES = 16       # where there are too few rows to fill the GPU
 _MOST_ELEMENTS = 40       # of all arrays together, in the registers of a thread
 _CHUNK = 4096             # columns of a row that is read in parts, by two warpgroups
+_RING_BYTES = 208 << 10   # of shared memory
+_RING_WARPGROUPS = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,36 +41,40 @@ class RowPlan:
     warpgroups: of one program.
     grid: programs.
     ctas_per_sm: that the registers must leave room for.
+    num_stages: rows on their way through shared memory, by a persistent kernel; 0: they are loaded into registers.
   """
   rows: int
   columns: int
   warpgroups: int
   grid: int
   ctas_per_sm: int = 1
+  num_stages: int = 0
 
   def launch(self) -> dict[str, Any]:
     """Keywords of tile_call."""
-    return {"grid": self.grid, "warpgroups": self.warpgroups,
+    return {"grid": self.grid, "warpgroups": self.warpgroups, "persistent": self.num_stages > 0,
             "options": tt.CompileOptions(ctas_per_sm=self.ctas_per_sm)}
 
 
 @functools.lru_cache(maxsize=1024)
-def plan_rows(shape: tuple[int, ...], dtype: np.dtype, arrays: int = 1) -> RowPlan:
+def plan_rows(shape: tuple[int, ...], dtype: np.dtype, arrays: int = 1, *, lean: bool = False) -> RowPlan:
   """Cuts x of shape (m, n) for a reduction along n.
 
   Args:
     dtype: of x.
     arrays: how many arrays of that shape a program holds in registers at once.
+    lean: little is held besides, so that 40 registers do for 16 elements.
 
   Example:
-    >>> plan_rows((32768, 1024), np.dtype("float16"))
-    RowPlan(rows=4, columns=1024, warpgroups=1, grid=8192, ctas_per_sm=7)
+    >>> plan_rows((32768, 1024), np.dtype("float16"), lean=True)
+    RowPlan(rows=2, columns=1024, warpgroups=1, grid=16384, ctas_per_sm=12, num_stages=0)
     >>> plan_rows((8192, 16384), np.dtype("float16"))
-    RowPlan(rows=1, columns=16384, warpgroups=4, grid=8192, ctas_per_sm=2)
+    RowPlan(rows=1, columns=16384, warpgroups=4, grid=8192, ctas_per_sm=2, num_stages=0)
   """
   m, n = shape
   plenty = m * n * arrays * dtype.itemsize >= 4 * SM_90A.sm_count * 128 * _BYTES
-  wanted = (_BYTES if plenty else _LATENCY_BYTES) / (arrays * dtype.itemsize)
+  lean = lean and plenty and arrays == 1 and n * dtype.itemsize % 16 == 0      # whole vectors: few addresses
+  wanted = ((_LEAN_BYTES if lean else _BYTES) if plenty else _LATENCY_BYTES) / (arrays * dtype.itemsize)
   best: tuple[float, RowPlan] | None = None
   for warpgroups in (1, 2, 3, 4, 5, 6, 7, 8):
     threads = 128 * warpgroups
@@ -78,11 +86,32 @@ def plan_rows(shape: tuple[int, ...], dtype: np.dtype, arrays: int = 1) -> RowPl
       held = blocked_for_reduction((rows, n), 8 * dtype.itemsize, 4 * warpgroups, (1,)).extent("reg")
       if (held > _MOST_ELEMENTS / arrays and (warpgroups, rows) != (1, 1)) or held * arrays > _limit(threads):
         continue
-      cost = threads * held / (rows * n) + 0.1 * abs(math.log2(held / wanted))
+      resident = 1536 if lean and held * dtype.itemsize <= 40 else _resident(held, arrays, warpgroups)
+      ctas = max(1, resident // threads)
+      cost = threads * held / (rows * n) + 0.1 * abs(math.log2(held / wanted)) + 0.2 * (ctas == 1)
       if best is None or cost < best[0]:
-        resident = 768 if held * arrays > 32 else 896 if warpgroups == 1 else 1024      # threads of an SM
-        best = cost, RowPlan(rows, n, warpgroups, tt.cdiv(m, rows), max(1, resident // threads))
+        best = cost, RowPlan(rows, n, warpgroups, tt.cdiv(m, rows), ctas)
   return RowPlan(1, _CHUNK, 2, m, 3) if best is None else best[1]
+
+
+def ring_of_rows(shape: tuple[int, ...], dtype: np.dtype, arrays: int) -> RowPlan | None:
+  """How x of shape (m, n) comes through shared memory with `arrays` - 1 others: for rows that would take the registers
+  of an SM. None where TMA or the shared memory cannot take them, or they need no ring."""
+  m, n = shape
+  row = n * arrays * dtype.itemsize
+  stages = min(4, _RING_BYTES // row)
+  if n * dtype.itemsize % 128 or stages < 2 or plan_rows(shape, dtype, arrays).ctas_per_sm > 1:
+    return None
+  if n > 128 * _RING_WARPGROUPS * _MOST_ELEMENTS or m < 2 * SM_90A.sm_count:
+    return None
+  return RowPlan(1, n, _RING_WARPGROUPS, m, num_stages=stages)
+
+
+def _resident(held: int, arrays: int, warpgroups: int) -> int:
+  """Threads of an SM that the registers should leave room for."""
+  if held * arrays > 32:
+    return 768
+  return 896 if warpgroups == 1 else 1024
 
 
 def _limit(threads: int) -> int:

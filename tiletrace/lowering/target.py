@@ -16,6 +16,7 @@ class Target:
     max_threads: threads of one CTA.
     named_barriers: `bar` resources of one CTA; 0 is the whole CTA's.
     grid_x: largest grid extent along x (y and z are not used).
+    max_cluster: CTAs of a cluster that every GPU of the target takes.
   """
   name: str
   compute_capability: tuple[int, int]
@@ -25,8 +26,9 @@ class Target:
   named_barriers: int
   grid_x: int
   sm_count: int
+  max_cluster: int
 
 
 SM_90A = Target("sm_90a", (9, 0), smem_bytes=232448, registers=65536, max_threads=1024, named_barriers=16,
-                grid_x=2**31 - 1, sm_count=132)
+                grid_x=2**31 - 1, sm_count=132, max_cluster=8)
 TARGETS = {t.name: t for t in (SM_90A,)}

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from tiletrace.core.graph import RefOperand
 from tiletrace.lowering.facts import Facts
@@ -23,6 +24,42 @@ class TmaPlan:
   """`box` is per root dimension, in the root's order; every part moves one."""
   box: tuple[int, ...]
   parts: tuple[TmaPart, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TmaShare:
+  """One CTA's part of a multicast copy: the i-th of them moves `parts`, each `i * step` further."""
+  box: tuple[int, ...]
+  parts: tuple[TmaPart, ...]
+  step: TmaPart
+
+
+def share(plan: TmaPlan, ways: int, *, itemsize: int, alignment: int) -> TmaShare | None:
+  """A plan in `ways` equal parts: whole boxes, or slices of each box along its outermost dimension.
+
+  Args:
+    alignment: bytes that the start of a box in shared memory must be a multiple of.
+  Returns:
+    None where it has no such parts.
+  """
+  each, left = divmod(len(plan.parts), ways)
+  if not left:
+    first, other = plan.parts[0], plan.parts[each]
+    step = TmaPart(tuple(o - f for o, f in zip(other.offset, first.offset)), other.smem_bytes - first.smem_bytes)
+    even = all(plan.parts[i * each + j] == _moved(plan.parts[j], step, i) for i in range(ways) for j in range(each))
+    return TmaShare(plan.box, plan.parts[:each], step) if even else None
+  outermost = next(d for d, n in enumerate(plan.box) if n > 1)
+  rows, nbytes = plan.box[outermost] // ways, math.prod(plan.box) * itemsize // ways
+  if plan.box[outermost] % ways or nbytes % alignment or outermost == len(plan.box) - 1:
+    return None
+  offset = tuple(rows if d == outermost else 0 for d in range(len(plan.box)))
+  box = tuple(rows if d == outermost else n for d, n in enumerate(plan.box))
+  return TmaShare(box, plan.parts, TmaPart(offset, nbytes))
+
+
+def _moved(part: TmaPart, step: TmaPart, times: int) -> TmaPart:
+  return TmaPart(tuple(p + times * s for p, s in zip(part.offset, step.offset)),
+                 part.smem_bytes + times * step.smem_bytes)
 
 
 def global_refusal(ref: RefOperand) -> str | None:

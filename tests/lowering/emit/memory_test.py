@@ -95,7 +95,7 @@ def test_bools_travel_in_words():
     y[r] = ~x[r]
 
   lowered = lower(kernel, [x], x, grid=2)
-  assert count(lowered, "ld.global.nc.L1::no_allocate.v4.b32") == 1 and count(lowered, "st.global.v4.b32") == 1
+  assert count(lowered, "ld.global.nc.v4.b32") == 1 and count(lowered, "st.global.v4.b32") == 1
   assert count(lowered, "setp.ne.b32") == 16
   assemble(lowered)
 

@@ -15,7 +15,7 @@ from tiletrace.core.printer import Printer, print_rules
 from tiletrace.core.rules import effect_rules, type_rules
 from tiletrace.core.source import Loc, user_frame, user_loc
 from tiletrace.core.tile import Tile
-from tiletrace.core.trace import Scope, Trace, Value, bind, wrapper
+from tiletrace.core.trace import Scope, Trace, Value, bind, current, wrapper
 from tiletrace.core.types import BarrierType, TileType
 
 alloc_barrier_p = Primitive("alloc_barrier", level=0)
@@ -113,10 +113,17 @@ class Barrier:
     """Returns when the phase of parity `phase` (0 or 1) has completed; phase 1 passes on a fresh barrier."""
     bind(barrier_wait_p, (*self.operands, integer(phase, "wait: phase")), {})
 
-  def arrive(self, *, count: int | None = None) -> None:
-    """Arrives: once for each warpgroup of the current scope, once under tt.elect(); `count` overrides the sum."""
+  def arrive(self, *, count: int | None = None, cluster: bool = False) -> None:
+    """Arrives: once for each warpgroup of the current scope, once under tt.elect(); `count` overrides the sum.
+
+    Args:
+      cluster: at the same barrier of every CTA of the cluster, this one included.
+    """
     count = arrivals() if count is None else _positive(count, "arrive: count")
-    bind(barrier_arrive_p, self.operands, dict(count=count))
+    if cluster and current().options.cluster is None:
+      raise TileTypeError("arrive: cluster=True in a kernel without clusters", loc=user_loc(),
+                          hint="tile_call(cluster=...), or drop it")
+    bind(barrier_arrive_p, self.operands, dict(count=count, **(dict(cluster=True) if cluster else {})))
 
   def arrive_expect_tx(self, nbytes: int) -> None:
     """Arrives once and expects `nbytes` more bytes from asynchronous copies in this phase."""

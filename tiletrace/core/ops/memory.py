@@ -22,7 +22,7 @@ from tiletrace.core.ref import Ref, describe, ds, gather_error, plain_name, stat
 from tiletrace.core.rules import effect_rules, type_rules
 from tiletrace.core.source import user_frame, user_loc
 from tiletrace.core.tile import METHODS, MeshIndex, Tile, bind_tile
-from tiletrace.core.trace import bind
+from tiletrace.core.trace import bind, current
 from tiletrace.core.types import BarrierType, RefType, Space, TileType, View
 
 alloc_p = Primitive("alloc")
@@ -463,21 +463,34 @@ def copy(src: Any, dst: Any, *, fill_value: Any = 0, dispatch: str | None = None
 
 
 def copy_async(src: Any, dst: Any, *, barrier: Barrier | None = None, fill_value: Any = 0, dispatch: str | None = None,
-               **unknown: Any) -> None:
+               multicast: tuple[int, ...] = (), **unknown: Any) -> None:
   """Starts a copy (level 0) that completes on `barrier`, or in the group that tt.commit_group closes.
 
   Args:
     src, dst: as for tt.copy.
     barrier: `full[slot]`, which counts dst's bytes down; None: a bulk or cp.async group.
     dispatch: "tma" or "cp_async".
+    multicast: axes of the grid along which the CTAs of a cluster, all of which make this copy, share it: each brings
+      its part of the bytes to the same place of all of them, and completes on the same barrier of all of them.
   """
   refuse_keywords("copy_async", unknown, _COPY_WORDS)
   src, dst = _copy_operands("copy_async", src, dst, dispatch)
   if barrier is not None and not isinstance(barrier, Barrier):
     raise TileTypeError(f"copy_async: barrier is {type(barrier).__name__}", loc=user_loc(),
                         hint="select one of tt.alloc_barrier's: barrier=full[slot]")
+  shared = dict(multicast=_multicast(multicast, barrier)) if multicast else {}
   bind(copy_async_p, (*src.operands, *dst.operands, *(barrier.operands if barrier is not None else ())),
-       dict(views=(src.view, dst.view), fill_value=_fill(fill_value, src.dtype, "copy_async"), dispatch=dispatch))
+       dict(views=(src.view, dst.view), fill_value=_fill(fill_value, src.dtype, "copy_async"), dispatch=dispatch,
+            **shared))
+
+
+def _multicast(axes: tuple[int, ...], barrier: Barrier | None) -> tuple[int, ...]:
+  cluster = current().options.cluster or ()
+  wide = tuple(a for a, n in enumerate(cluster) if n > 1)
+  if barrier is None or not set(axes) <= set(wide):
+    raise TileTypeError(f"copy_async: multicast={axes!r} along the axes {wide} of the cluster, on a barrier",
+                        loc=user_loc(), hint="tile_call(cluster=...) gives a cluster's CTAs along each axis of the grid")
+  return tuple(sorted(axes))
 
 
 def commit_group(*, kind: str = "bulk") -> None:

@@ -18,7 +18,8 @@ def _alloc(ctx: EmitContext, eqn: Eqn) -> None:
 
 
 def init_barriers(ctx: EmitContext) -> None:
-  """One thread initialises every barrier of the kernel and makes that visible to the asynchronous proxy."""
+  """One thread initialises every barrier of the kernel and makes that visible to the asynchronous proxy; a CTA of a
+  cluster waits for its peers, which may arrive at its barriers and copy into its memory from then on."""
   b = ctx.b
   barriers = [v for v in ctx.offsets if isinstance(v.type, BarrierType)]
   if not barriers:
@@ -33,7 +34,18 @@ def init_barriers(ctx: EmitContext) -> None:
   b(isa.FENCE_MBARRIER_INIT)
   b(isa.FENCE_PROXY_ASYNC, space="shared::cta")
   b.place(skip)
-  b(isa.BAR_SYNC_ALL, 0)
+  if ctx.graph.options.cluster_size == 1:
+    b(isa.BAR_SYNC_ALL, 0)
+  else:
+    b(isa.CLUSTER_ARRIVE, sem="release", aligned="aligned")
+    b(isa.CLUSTER_WAIT, sem="acquire", aligned="aligned")
+
+
+def leave_cluster(ctx: EmitContext) -> None:
+  """No CTA ends while a peer may still arrive at its barriers. The roles' threads come here one by one."""
+  if ctx.graph.options.cluster_size > 1 and any(isinstance(v.type, BarrierType) for v in ctx.offsets):
+    ctx.b(isa.CLUSTER_ARRIVE, sem="release")
+    ctx.b(isa.CLUSTER_WAIT, sem="acquire")
 
 
 def address(ctx: EmitContext, bar: Atom, index: Atom) -> Addr:
@@ -57,11 +69,12 @@ def _wait(ctx: EmitContext, eqn: Eqn) -> None:
   b(isa.BRA, spin, pred=done, negate=True)
 
 
-def _guard(ctx: EmitContext) -> Reg | None:
-  """Who arrives: the predicate around the arrival, the elected thread, or the first of each warpgroup."""
-  if ctx.guard is not None:
-    return ctx.guard
-  return None if ctx.scope.elected else ctx.leader()
+def _guard(ctx: EmitContext, first: Reg) -> Reg | None:
+  """Who arrives: the elected thread, or in each warpgroup the threads of the predicate `first`; and only where the
+  predicate around the arrival holds."""
+  if ctx.scope.elected or ctx.guard is None:
+    return ctx.guard if ctx.scope.elected else first
+  return ctx.b.new(isa.AND, ctx.guard, first, type="pred")
 
 
 @emit_rules.register(ops.barrier_arrive_p)
@@ -71,15 +84,31 @@ def _arrive(ctx: EmitContext, eqn: Eqn) -> None:
   if not ctx.scope.elected:
     assert count % ctx.scope.count == 0, f"{count} arrivals by {ctx.scope.count} warpgroups"
     count //= ctx.scope.count
-  if count == 1:
-    ctx.b(isa.MBARRIER_ARRIVE, where, pred=_guard(ctx))
+  if eqn.params.get("cluster"):
+    _arrive_everywhere(ctx, where, count)
+  elif count == 1:
+    ctx.b(isa.MBARRIER_ARRIVE, where, pred=_guard(ctx, ctx.leader()))
   else:
-    ctx.b(isa.MBARRIER_ARRIVE_COUNT, where, count, pred=_guard(ctx))
+    ctx.b(isa.MBARRIER_ARRIVE_COUNT, where, count, pred=_guard(ctx, ctx.leader()))
+
+
+def _arrive_everywhere(ctx: EmitContext, where: Addr, count: int) -> None:
+  """At the same barrier of every CTA of the cluster: thread i of a warpgroup at that of rank i, or one at all."""
+  b = ctx.b
+  assert isinstance(where.base, Reg)
+  local = b.new(isa.ADD, where.base, where.offset, type="s32")
+  chosen, lane = ctx.peers()
+  guard = _guard(ctx, chosen)
+  for rank in range(ctx.graph.options.cluster_size) if ctx.scope.elected else (lane,):
+    remote = b.addr(b.new(isa.MAPA, local, rank, pred=guard))
+    for _ in range(count):
+      b(isa.MBARRIER_ARRIVE_CLUSTER, remote, pred=guard)
 
 
 @emit_rules.register(ops.barrier_arrive_expect_tx_p)
 def _expect(ctx: EmitContext, eqn: Eqn) -> None:
-  ctx.b(isa.MBARRIER_ARRIVE_EXPECT_TX, address(ctx, *eqn.values), eqn.params["nbytes"], pred=_guard(ctx))
+  ctx.b(isa.MBARRIER_ARRIVE_EXPECT_TX, address(ctx, *eqn.values), eqn.params["nbytes"],
+        pred=_guard(ctx, ctx.leader()))
 
 
 @emit_rules.register(ops.fence_p)

@@ -142,6 +142,14 @@ class EmitContext:
     """Whether this is the first thread of its warpgroup."""
     return self._uniform[("leader",)]
 
+  def peers(self) -> tuple[Reg, Reg]:
+    """(whether, of which CTA of the cluster) this thread of its warpgroup stands for a CTA: thread i for rank i."""
+    return self._uniform[("peers",)], self._uniform[("lane",)]
+
+  def cluster_rank(self) -> Reg:
+    """This CTA's rank in its cluster."""
+    return self._uniform[("rank",)]
+
   def prologue(self) -> None:
     """Thread indices that later code shares. wg comes through a shuffle so that ptxas knows it is warp-uniform."""
     b = self.b
@@ -149,6 +157,11 @@ class EmitContext:
     lane = b.new(isa.AND, tid, WARPGROUP - 1, type="b32")
     self._uniform[("leader",)] = b.new(isa.SETP, lane, 0, cmp="eq", type="s32")
     self._uniform[("local", 0)] = tid
+    cluster = self.graph.options.cluster_size
+    if cluster > 1:
+      self._uniform[("lane",)] = lane
+      self._uniform[("peers",)] = b.new(isa.SETP, lane, cluster, cmp="lt", type="s32")
+      self._uniform[("rank",)] = b.special("cluster_ctarank")
     wg = b.new(isa.SHFL, b.new(isa.SHR, tid, 7, type="u32"), 0, 31, -1, mode="idx")
     self._uniform[("wg", 0)] = self._uniform[("wg_in_cta",)] = wg
 
@@ -166,7 +179,7 @@ class EmitContext:
 
   @contextlib.contextmanager
   def guarded(self, predicate: Reg) -> Iterator[None]:
-    """The next arrival is predicated by `predicate`, which includes the choice of thread."""
+    """The next arrival is predicated by `predicate`, beside the choice of thread."""
     before, self.guard = self.guard, predicate
     try:
       yield

@@ -130,8 +130,7 @@ def _guarded_arrival(ctx: EmitContext, block: Block, pred: Reg) -> None:
   for eqn in before:
     with ctx.b.at(eqn.loc):
       emit_rules[eqn.primitive](ctx, eqn)
-  guard = pred if ctx.scope.elected else ctx.b.new(isa.AND, pred, ctx.leader(), type="pred")
-  with ctx.guarded(guard), ctx.b.at(last.loc):
+  with ctx.guarded(pred), ctx.b.at(last.loc):
     emit_rules[last.primitive](ctx, last)
 
 

@@ -20,7 +20,7 @@ from tiletrace.core.errors import LoweringError
 from tiletrace.core.graph import walk
 from tiletrace.core.ops.roles import warpgroup_p
 from tiletrace.core.types import RefType
-from tiletrace.lowering.emit.barrier import init_barriers
+from tiletrace.lowering.emit.barrier import init_barriers, leave_cluster
 from tiletrace.lowering.emit.context import EmitContext
 from tiletrace.lowering.emit.tensor_maps import TensorMap
 from tiletrace.lowering.facts import Facts
@@ -53,7 +53,8 @@ def emit(program: Program, options: CompileOptions) -> Emitted:
                         loc=budgets[0].loc, hint="drop ctas_per_sm=")
   module = Module(target=program.target.name)
   smem = module.dynamic_shared("smem", align=1024)
-  entry = module.entry(graph.name, (), program.threads, min_ctas=options.ctas_per_sm)
+  entry = module.entry(graph.name, (), program.threads, min_ctas=options.ctas_per_sm,
+                       cluster=(size, 1, 1) if (size := graph.options.cluster_size) > 1 else None)
   ctx = EmitContext(graph, program.layouts, program.offsets, program.target, entry, smem, Facts(graph), program.threads)
   roots = list(dict.fromkeys(graph.invars))
   entry.params = tuple(Param(f"arg{i}", "u64") for i in range(len(roots)))
@@ -64,6 +65,7 @@ def emit(program: Program, options: CompileOptions) -> Emitted:
   head = len(entry.body)
   init_barriers(ctx)
   ctx.block(graph.body)
+  leave_cluster(ctx)
   ctx.b(isa.RET)
   _take_map_addresses(ctx, entry, head)
   return Emitted(module, len(roots), tuple(ctx.maps.maps))

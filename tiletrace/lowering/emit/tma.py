@@ -1,6 +1,10 @@
 """Asynchronous copies between global and shared memory: TMA with tensor maps, and cp.async."""
 from __future__ import annotations
 
+import itertools
+import math
+from typing import Any
+
 from tiletrace.core.graph import Eqn, RefOperand
 from tiletrace.core.ops import memory as ops
 from tiletrace.core.types import Dyn, Space
@@ -10,9 +14,10 @@ from tiletrace.lowering.emit.cp_async import emit_copy_through_registers, emit_c
 from tiletrace.lowering.emit.shared_access import place_of, shared_start
 from tiletrace.lowering.emit.values import Operand
 from tiletrace.lowering.layouts.shared import recognise_swizzle
+from tiletrace.lowering.layouts.tma import ALIGNMENT
 from tiletrace.lowering.ptx import isa
-from tiletrace.lowering.ptx.registers import Reg
-from tiletrace.lowering.tma_plan import TmaPlan, tma_plan
+from tiletrace.lowering.ptx.registers import Addr, Reg
+from tiletrace.lowering.tma_plan import TmaPlan, share, tma_plan
 
 
 @emit_rules.register(ops.copy_p)
@@ -33,27 +38,61 @@ def _copy_async(ctx: EmitContext, eqn: Eqn) -> None:
   plan = tma_plan(outside, inside, ctx.layouts[inside.root], ctx.facts)
   assert isinstance(plan, TmaPlan), plan
   mbarrier = barrier.address(ctx, *eqn.values) if loading else None
-  _issue(ctx, outside, inside, plan, mbarrier)
+  _issue(ctx, outside, inside, plan, mbarrier, eqn.params.get("multicast", ()))
 
 
-def _issue(ctx: EmitContext, outside: RefOperand, inside: RefOperand, plan: TmaPlan, mbarrier) -> None:
-  """One instruction for each box; coordinates are innermost first."""
+def _issue(ctx: EmitContext, outside: RefOperand, inside: RefOperand, plan: TmaPlan, mbarrier: Addr | None,
+           multicast: tuple[int, ...]) -> None:
+  """One instruction for each box; coordinates are innermost first. Of a multicast copy, this CTA's boxes only."""
   b = ctx.b
   place = place_of(ctx, inside)
   base, offset = shared_start(ctx, inside, place)
   found = recognise_swizzle(ctx.layouts[inside.root], inside.type.dtype.itemsize * 8)
   assert found is not None
-  tensor_map = ctx.maps.make(outside.root, plan.box, found[0])
-  address = ctx.map_address(tensor_map)
   starts = [_start(ctx, outside, d) for d in range(len(outside.view.dims))]
-  for part in plan.parts:
+  box, parts, mask = plan.box, plan.parts, None
+  if multicast:
+    ways, index, mask = _place_in_cluster(ctx, multicast)
+    mine = share(plan, ways, itemsize=inside.type.dtype.itemsize, alignment=ALIGNMENT[found[0]])
+    assert mine is not None, plan
+    box, parts = mine.box, mine.parts
+    starts = [_plus_times(ctx, s, index, o) for s, o in zip(starts, mine.step.offset, strict=True)]
+    base = _plus_times(ctx, base, index, mine.step.smem_bytes)
+  address = ctx.map_address(ctx.maps.make(outside.root, box, found[0]))
+  for part in parts:
     coords = [_plus(ctx, s, o) for s, o in zip(starts, part.offset, strict=True)][::-1]
     where = b.addr(base, offset + part.smem_bytes)
     dim = f"{len(coords)}d"
-    if mbarrier is not None:
+    if mask is not None and mbarrier is not None:
+      b(isa.TMA_LOAD_MULTICAST, where, address, coords, mbarrier, mask, dim=dim)
+    elif mbarrier is not None:
       b(isa.TMA_LOAD, where, address, coords, mbarrier, dim=dim)
     else:
       b(isa.TMA_STORE, address, coords, where, dim=dim)
+
+
+def _place_in_cluster(ctx: EmitContext, axes: tuple[int, ...]) -> tuple[int, Reg, Reg]:
+  """Of the CTAs along `axes` of this one's cluster: how many, the number of this one, and the mask of their ranks."""
+  b, rank = ctx.b, ctx.cluster_rank()
+  cluster = ctx.graph.options.cluster or ()
+  strides = [math.prod(cluster[a + 1:]) for a in range(len(cluster))]
+  ways = math.prod(cluster[a] for a in axes)
+  places = itertools.product(*(range(cluster[a]) for a in axes))
+  mask = sum(1 << sum(i * strides[a] for i, a in zip(at, axes)) for at in places)
+  if ways == ctx.graph.options.cluster_size:
+    return ways, rank, b.new(isa.MOV, mask, type="b16")
+  index, first = b.new(isa.MOV, 0, type="b32"), rank
+  for a in axes:
+    digit = b.new(isa.REM, b.new(isa.DIV, rank, strides[a], type="u32"), cluster[a], type="u32")
+    index = b.new(isa.MAD_LO, index, cluster[a], digit, type="s32")
+    first = b.new(isa.SUB, first, b.new(isa.MUL_LO, digit, strides[a], type="s32"), type="s32")
+  shifted = b.new(isa.SHL, mask, first, type="b32")
+  return ways, index, b.new(isa.CVT, shifted, to="u16", source="u32")
+
+
+def _plus_times(ctx: EmitContext, x: Operand, index: Reg, step: int) -> Any:
+  """x + index * step."""
+  return ctx.b.new(isa.MAD_LO, index, step, x, type="s32") if step else x
 
 
 def _start(ctx: EmitContext, ref: RefOperand, d: int) -> Operand:

@@ -69,6 +69,9 @@ MBARRIER_EXPECT_TX = row("mbarrier.expect_tx.relaxed.cta.shared::cta.b64", "[bar
 # `bar` comes from MAPA: a barrier of another CTA of the cluster.
 MBARRIER_ARRIVE_REMOTE = row("mbarrier.arrive.release.cluster.shared::cluster.b64", "_, [bar:b32]", BARRIER,
                              arch="sm_90")
+# Released to the own CTA only: for readers that have written nothing. `.release.cluster` makes ptxas put a
+# MEMBAR.ALL.GPU before every arrival, with which a GEMM ran at 0.7 of its rate.
+MBARRIER_ARRIVE_CLUSTER = row("mbarrier.arrive.shared::cluster.b64", "_, [bar:b32]", BARRIER, arch="sm_90")
 MBARRIER_ARRIVE_REMOTE_COUNT = row("mbarrier.arrive.release.cluster.shared::cluster.b64", "_, [bar:b32], count:u32",
                                    BARRIER, arch="sm_90")
 MBARRIER_ARRIVE_EXPECT_TX_REMOTE = row("mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64",

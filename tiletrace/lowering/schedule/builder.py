@@ -83,7 +83,9 @@ class Builder:
     self.bind(memory.store_p, (ref.root, *ref.dyn, value), {"views": (ref.view,), **params})
 
   def copy_async(self, src: RefOperand, dst: RefOperand, barrier_at: tuple[Atom, Atom] | None, dispatch: str = "tma",
-                 **params: Any) -> None:
+                 multicast: tuple[int, ...] = (), **params: Any) -> None:
+    if multicast:
+      params["multicast"] = multicast
     self.bind(memory.copy_async_p, (src.root, *src.dyn, dst.root, *dst.dyn, *(barrier_at or ())),
               {"views": (src.view, dst.view), "fill_value": 0, "dispatch": dispatch, **params})
 
@@ -95,8 +97,8 @@ class Builder:
   def wait(self, bar: Var, index: Atom | int, phase: Atom | int) -> None:
     self.op_effect(barrier.barrier_wait_p, bar, index, phase)
 
-  def arrive(self, bar: Var, index: Atom | int, count: int) -> None:
-    self.op_effect(barrier.barrier_arrive_p, bar, index, count=count)
+  def arrive(self, bar: Var, index: Atom | int, count: int, *, cluster: bool = False) -> None:
+    self.op_effect(barrier.barrier_arrive_p, bar, index, count=count, **({"cluster": True} if cluster else {}))
 
   def arrive_expect_tx(self, bar: Var, index: Atom | int, nbytes: int) -> None:
     self.op_effect(barrier.barrier_arrive_expect_tx_p, bar, index, nbytes=nbytes)

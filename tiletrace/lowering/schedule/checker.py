@@ -83,7 +83,8 @@ def _arrivals(graph: TileGraph) -> dict[Var, list[_Arrival]]:
       if name in ("barrier_arrive", "barrier_arrive_expect_tx"):
         bar = eqn.values[0]
         assert isinstance(bar, Var)
-        found.setdefault(bar, []).append(_Arrival(role, line, name, eqn.params.get("count", 1), conditional))
+        times = graph.options.cluster_size if eqn.params.get("cluster") else 1
+        found.setdefault(bar, []).append(_Arrival(role, line, name, eqn.params.get("count", 1) * times, conditional))
       for inner in eqn.blocks:
         visit(inner, eqn if name == "warpgroup" else role, line if name in ("elect", "cond", "switch") else inner,
               conditional or name in ("cond", "switch"))

@@ -13,11 +13,19 @@ from tiletrace.lowering.schedule.rings import Ring, Segment
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class RingResources:
-  """What a ring became: buffers with a leading slot dimension, and its two barrier arrays."""
+  """What a ring became: buffers with a leading slot dimension, and its two barrier arrays.
+
+  `multicast`: copy -> axes of the grid along which the cluster's CTAs share it. A slot of a shared ring is free when
+  the consumers of all CTAs have read theirs.
+  """
   ring: Ring
   buffers: dict[Var, Var]
   full: Var
   empty: Var
+  multicast: dict[Eqn, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+
+  def release(self, b: Builder, slot: Atom, arrivals: int) -> None:
+    b.arrive(self.empty, slot, arrivals, cluster=bool(self.multicast))
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -131,7 +139,7 @@ class Consumer:
       if reader is not None:
         reader.releases.append((live.resources, live.state, live.slot))
       else:
-        b.arrive(live.resources.empty, live.slot, self.arrivals)
+        live.resources.release(b, live.slot, self.arrivals)
       live.state.advance(b)
     return b.eqns
 
@@ -142,7 +150,7 @@ class Consumer:
     b.bind(mma.wgmma_wait_p, (), {"n": len(groups) - 1 - upto})
     for group in groups[:upto + 1]:
       for resources, _, slot in group.releases:
-        b.arrive(resources.empty, slot, self.arrivals)
+        resources.release(b, slot, self.arrivals)
     del groups[:upto + 1]
 
   def _redirect(self, eqn: Eqn) -> Eqn:
@@ -208,7 +216,7 @@ class Consumer:
       slot = live.state.slot(inner)
       slots = live.state.slots
       before = inner.select(inner.op(elementwise.eq_p, slot, 0), slots - 1, inner.sub(slot, 1))
-      inner.arrive(live.resources.empty, before, self.arrivals)
+      live.resources.release(inner, before, self.arrivals)
     if condition is not None:
       b.when(condition, inner.block())
 

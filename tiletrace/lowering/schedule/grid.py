@@ -71,21 +71,40 @@ def place_on_grid(block: Block, options: CallOptions, b: Builder) -> Block:
   Returns:
     a block without program_id.
   """
-  total = math.prod(options.grid)
+  size = options.cluster_size
   if not options.persistent:
     if not uses_ids(block):
       return block
     cta = b.bind(ops.cta_id_p, (), {})[0]
-    ids = raster_ids(b, cta, options.grid, options.raster)
-    return with_ids(block, ids, b.eqns)
+    return with_ids(block, _program_ids(b, *_cluster_of(b, cta, size), options), b.eqns)
+  first, rank = _cluster_of(b, b.bind(ops.cta_id_p, (), {})[0], size)
+  step, _ = _cluster_of(b, b.bind(ops.num_ctas_p, (), {})[0], size)
   inner = b.inner()
   tile = Var(i32(0).type, "tile")
-  ids = raster_ids(inner, tile, options.grid, options.raster)
-  body = with_ids(block, ids, inner.eqns)
-  first = b.bind(ops.cta_id_p, (), {})[0]
-  step = b.bind(ops.num_ctas_p, (), {})[0]
-  b.for_loop(first, total, step, Block((tile,), body.eqns, ()))
+  body = with_ids(block, _program_ids(inner, tile, rank, options), inner.eqns)
+  b.for_loop(first, math.prod(options.grid) // size, step, Block((tile,), body.eqns, ()))
   return b.block()
+
+
+def _cluster_of(b: Builder, n: Atom, size: int) -> tuple[Atom, Atom | None]:
+  """(cluster, rank in it) of the n-th CTA; without clusters the CTA itself."""
+  return (n, None) if size == 1 else (b.floordiv(n, size), b.mod(n, size))
+
+
+def _program_ids(b: Builder, tile: Atom, rank: Atom | None, options: CallOptions) -> list[Atom]:
+  """The programs of a cluster are neighbours: the raster runs over clusters, and a CTA's rank says which of its
+  cluster's programs it runs, last axis fastest."""
+  if rank is None:
+    return raster_ids(b, tile, options.grid, options.raster)
+  cluster = options.cluster or (1,) * len(options.grid)
+  grid = tuple(n // c for n, c in zip(options.grid, cluster, strict=True))
+  raster = None if options.raster is None else max(1, options.raster // cluster[-2])
+  ids, stride = [], options.cluster_size
+  for i, c in zip(raster_ids(b, tile, grid, raster), cluster, strict=True):
+    stride //= c
+    digit = rank if stride == 1 else b.floordiv(rank, stride)
+    ids.append(i if c == 1 else b.add(b.mul(i, c), b.mod(digit, c)))
+  return ids
 
 
 def lower_ids(graph: TileGraph) -> TileGraph:
@@ -94,5 +113,5 @@ def lower_ids(graph: TileGraph) -> TileGraph:
     return graph
   b = Builder(graph.loc)
   cta = b.bind(ops.cta_id_p, (), {})[0]
-  ids = raster_ids(b, cta, graph.options.grid, graph.options.raster)
+  ids = _program_ids(b, *_cluster_of(b, cta, graph.options.cluster_size), graph.options)
   return graph.replace(body=with_ids(graph.body, ids, b.eqns))

@@ -17,7 +17,7 @@ from tiletrace.lowering.select.memory import ThreadCopy
 def slice_refusal(graph: TileGraph, rings: list[Ring]) -> str | None:
   """Why the copies' addresses cannot be computed by a producer, or None."""
   copies = dict.fromkeys(c for r in rings for s in r.segments for c in s.copies)
-  written = _written(graph)
+  written = written_arrays(graph)
   for copy in copies:
     if copy.refs[0].root in written:
       return f"{copy.refs[0].root.hint or 'what is copied'} at {copy.loc.short()} is written by this kernel"
@@ -34,7 +34,7 @@ def slice_refusal(graph: TileGraph, rings: list[Ring]) -> str | None:
   return None
 
 
-def _written(graph: TileGraph) -> set[Var]:
+def written_arrays(graph: TileGraph) -> set[Var]:
   return {e.refs[x.operand].root for e in walk(graph.body) if not e.blocks for x in effects(e)
           if isinstance(x, RefEffect) and x.access is Access.WRITE}
 
@@ -86,7 +86,7 @@ class Producer:
 
   def block(self, graph: TileGraph) -> Block:
     """The whole kernel's slice, before it is placed on the grid."""
-    written = _written(graph)
+    written = written_arrays(graph)
     return self._block(dataclasses.replace(_slice(graph.body, set(self._of), written), invars=()), {})
 
   def _block(self, block: Block, env: dict[Var, Atom], loop: Eqn | None = None) -> Block:
@@ -160,7 +160,7 @@ class Producer:
       b.arrive_expect_tx(resources.full, slot, resources.ring.nbytes)
       for copy, src, dst in moved:
         inner = Builder(copy.loc)
-        inner.copy_async(src, dst, (resources.full, slot))
+        inner.copy_async(src, dst, (resources.full, slot), multicast=resources.multicast.get(copy, ()))
         b.eqns += inner.eqns
     state.advance(b)
     return b.eqns

@@ -28,7 +28,8 @@ from tiletrace.lowering.schedule.deferral import Deferred, defer_epilogue
 from tiletrace.lowering.schedule.epilogue import Staging, drain_stores, expand_store, make_staging, staged_stores
 from tiletrace.lowering.schedule.grid import lower_ids, place_on_grid
 from tiletrace.lowering.schedule.late import LateReductions
-from tiletrace.lowering.schedule.producer import Producer, slice_refusal
+from tiletrace.lowering.schedule.multicast import shared_copies
+from tiletrace.lowering.schedule.producer import Producer, slice_refusal, written_arrays
 from tiletrace.lowering.schedule.program import Program
 from tiletrace.lowering.schedule.reductions import ReductionLowering
 from tiletrace.lowering.schedule.relayouts import RelayoutLowering
@@ -144,7 +145,9 @@ class _Scheduler:
     consumers = graph.options.warpgroups
     head = Builder(graph.loc)
     ring_vars = {v for r in rings for v in r.buffers}
-    resources = [self._resources(head, r, consumers) for r in rings]
+    shared = shared_copies(graph, rings, self.layouts, self.facts, written_arrays(graph))
+    self.notes += shared.refusals
+    resources = [self._resources(head, r, consumers, shared.axes) for r in rings]
     own = self._place_allocs(head, ring_vars)
     expand, staging = self._epilogue(head, graph.body, consumers)
     beside = fragment_registers(graph, self.layouts) if any(r.by_threads for r in rings) else None
@@ -152,10 +155,11 @@ class _Scheduler:
     plans = self._plans(graph, rings, part_of(budget[0] if budget else None))
     head.role(0, 1, budget[0] if budget else None, self._producer(graph, resources, plans))
     head.role(1, consumers, budget[1] if budget else None, self._consumers(graph, resources, own, expand, staging))
-    self._report(rings, resources)
+    self._report(resources)
     return graph.replace(body=dataclasses.replace(graph.body, eqns=tuple(head.eqns))), WARPGROUP * (1 + consumers)
 
-  def _resources(self, head: Builder, ring: Ring, consumers: int) -> RingResources:
+  def _resources(self, head: Builder, ring: Ring, consumers: int,
+                 shared: dict[Eqn, tuple[int, ...]]) -> RingResources:
     buffers = {}
     for v in ring.buffers:
       shape = (ring.slots, *v.type.shape)  # type: ignore[union-attr]
@@ -163,8 +167,10 @@ class _Scheduler:
       self.layouts[new] = stack(self.layouts[v], ring.slots, v.type.dtype.itemsize * 8)  # type: ignore[union-attr]
       buffers[v] = new
     full = head.alloc_barrier(ring.slots, ring.by_tma + ring.by_threads, "full")
-    empty = head.alloc_barrier(ring.slots, consumers, "empty")
-    return RingResources(ring, buffers, full, empty)
+    multicast = {c: shared[c] for s in ring.segments for c in s.copies if c in shared}
+    readers = consumers * (self.graph.options.cluster_size if multicast else 1)
+    empty = head.alloc_barrier(ring.slots, readers, "empty")
+    return RingResources(ring, buffers, full, empty, multicast)
 
   def _plans(self, graph: TileGraph, rings: list[Ring], part: int) -> dict[Eqn, ThreadCopy]:
     """How one warpgroup makes each copy into the rings that TMA does not make."""
@@ -254,12 +260,15 @@ class _Scheduler:
     except ResourceError:
       return self.target.smem_bytes
 
-  def _report(self, rings: list[Ring], resources: list[RingResources]) -> None:
-    for r in rings:
+  def _report(self, resources: list[RingResources]) -> None:
+    for resource in resources:
+      r = resource.ring
       copies = dict.fromkeys(c.params["dispatch"] for s in r.segments for c in s.copies)
       by = ", ".join("TMA" if c == "tma" else f"{c} copies" for c in copies)
       self.notes.append(f"ring {r.name}: {r.slots} slots of {r.nbytes} bytes, filled by {by} from the producer "
                         "warpgroup")
+      self.notes += [f"the copy at {c.loc.short()} is multicast along the cluster's axes {axes}"
+                     for c, axes in resource.multicast.items()]
 
   # ---- all threads do everything
 
