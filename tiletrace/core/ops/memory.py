@@ -489,7 +489,7 @@ def _multicast(axes: tuple[int, ...], barrier: Barrier | None) -> tuple[int, ...
   wide = tuple(a for a, n in enumerate(cluster) if n > 1)
   if barrier is None or not set(axes) <= set(wide):
     raise TileTypeError(f"copy_async: multicast={axes!r} along the axes {wide} of the cluster, on a barrier",
-                        loc=user_loc(), hint="tile_call(cluster=...) gives a cluster's CTAs along each axis of the grid")
+                        loc=user_loc(), hint="tile_call(cluster=...) says how many CTAs along each axis of the grid")
   return tuple(sorted(axes))
 
 
