@@ -8,6 +8,7 @@ import numpy as np
 
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.registers import Addr, Reg, Symbol
+from tiletrace.sim.cluster_end import cluster_end
 from tiletrace.sim.control import symbol_row
 from tiletrace.sim.faults import Violation
 from tiletrace.sim.machine import Machine
@@ -184,6 +185,7 @@ def clustered(m: Machine, addresses: np.ndarray, threads: np.ndarray) -> np.ndar
   if ended.any():
     raise Violation("out of bounds", f"CTA {int(ranks[ended][0])} of the cluster has ended, its shared memory is gone",
                     threads=threads[ended] if len(threads) == len(ended) else threads, addresses=addresses[ended])
+  cluster_end(m).reach(ranks, threads)
   return ranks * m.shared.span + (addresses & 0xFF_FFFF)
 
 

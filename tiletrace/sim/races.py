@@ -293,6 +293,25 @@ class RaceDetector:
     c[agent.column] = agent.value                      # it does not race with itself
     return _Actor(np.full(n, agent.column, np.int32), np.full(n, agent.value, np.int32), c, None, agent, p)
 
+  def now(self, threads: np.ndarray) -> np.ndarray:
+    """The epoch of what each of them does next, int32 [n]."""
+    return self._c[threads, threads]
+
+  def knowledge(self, threads: np.ndarray) -> np.ndarray:
+    """Up to which epoch of each column some of them are ordered after, int32 [columns]."""
+    return self._c[rows_of(threads)].max(0)
+
+  def unfinished(self, low: int, high: int, threads: np.ndarray) -> np.ndarray:
+    """Who issued asynchronous writes to addresses from `low` up to `high` that none of these threads knows to be
+    complete, themselves apart."""
+    known, late = self.knowledge(threads), []
+    for shadow in self._memories:
+      if shadow.base < high and low < shadow.base + shadow.nbytes and not shadow.read_only and not shadow.grid_wide:
+        at = slice((low - shadow.base) // shadow.granule, (high - shadow.base) // shadow.granule)
+        column = shadow.w_col[at][shadow.w_clk[at] > known[shadow.w_col[at]]]
+        late += self._issuer[column[column >= self.threads]].tolist()
+    return np.setdiff1d(late, threads).astype(int)
+
   def writers(self, addresses: np.ndarray, nbytes: int) -> list[Any]:
     """Where `nbytes` at each of the addresses were last written, each place once."""
     places: set[int] = set()
