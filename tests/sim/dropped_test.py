@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.sim import inject_cluster  # noqa: F401  (its subject)
 from tests.sim.edit import Edit
 from tests.sim.faults_test import SEEDS, is_right, simulate
 from tests.sim.subjects import SUBJECTS, module_copy, with_module
@@ -18,8 +19,9 @@ from tiletrace.lowering.ptx.instr import Inst
 
 SYNCHRONISING = (
     isa.BAR_SYNC, isa.BAR_SYNC_ALL, isa.BAR_ARRIVE, isa.BAR_WARP_SYNC, isa.FENCE_PROXY_ASYNC, isa.FENCE_MBARRIER_INIT,
-    isa.MBARRIER_INIT, isa.MBARRIER_ARRIVE, isa.MBARRIER_ARRIVE_COUNT, isa.MBARRIER_ARRIVE_EXPECT_TX, isa.WGMMA_FENCE,
-    isa.WGMMA_COMMIT, isa.WGMMA_WAIT, isa.BULK_COMMIT, isa.BULK_WAIT, isa.CP_ASYNC_COMMIT, isa.CP_ASYNC_WAIT_GROUP,
+    isa.MBARRIER_INIT, isa.MBARRIER_ARRIVE, isa.MBARRIER_ARRIVE_COUNT, isa.MBARRIER_ARRIVE_EXPECT_TX,
+    isa.MBARRIER_ARRIVE_CLUSTER, isa.CLUSTER_ARRIVE, isa.CLUSTER_WAIT, isa.WGMMA_FENCE, isa.WGMMA_COMMIT,
+    isa.WGMMA_WAIT, isa.BULK_COMMIT, isa.BULK_WAIT, isa.CP_ASYNC_COMMIT, isa.CP_ASYNC_WAIT_GROUP,
     isa.CP_ASYNC_MBARRIER_ARRIVE, isa.SETMAXNREG)
 
 # Either fence makes the initialisation of mbarriers visible to TMA.
@@ -34,6 +36,8 @@ REDUNDANT: dict[str, set[str]] = {
     # the peeled first iteration waits for one group of one; its successors' fences follow no write of a register
     "persistent_gemm": {*_INIT, *_REGISTERS, "wgmma.wait_group.sync.aligned 0", "wgmma.fence.sync.aligned 1",
                         "wgmma.fence.sync.aligned 2"},
+    "gemm_of_clusters": {*_INIT, *_REGISTERS, "cp.async.bulk.wait_group 0", "bar.sync 0",
+                         "mbarrier.arrive.shared::cluster.b64 1"},
     "gemm_by_cp_async": {*_INIT, *_REGISTERS, "mbarrier.arrive 3"},
     "gemm_from_registers": _INIT,
     # the first push finds its slot free, and the last pop frees it for nobody
