@@ -40,7 +40,7 @@ from tiletrace.lowering.variants import Choice
 from tiletrace.lowering.xla.run import run as run_xla
 from tiletrace.report import Report, make_report
 from tiletrace.sim.faults import raise_faults
-from tiletrace.sim.launch import run as run_simulator
+from tiletrace.sim.launch import MOST_STEPS, run as run_simulator
 
 _TENSOR_MAP_RANK = 5  # CUDA driver API, cuTensorMapEncodeTiled
 _L2_PROMOTION = 256  # bytes: operands are streamed
@@ -275,7 +275,8 @@ class Lowered:
     cubin = pipeline.assemble(self.lowering)
     return Compiled(self, build_image(self.lowering, cubin), cubin)
 
-  def simulate(self, *args: Any, seed: int = 0, num_sms: int = 2, races: bool = True) -> list[np.ndarray]:
+  def simulate(self, *args: Any, seed: int = 0, num_sms: int = 2, races: bool = True, most_steps: int = MOST_STEPS
+               ) -> list[np.ndarray]:
     """Runs the PTX on this CPU (docs/simulator.md); returns the flat list of results.
 
     Args:
@@ -283,12 +284,13 @@ class Lowered:
       seed: of what the hardware leaves open: the order of warps, when asynchronous work is done.
       num_sms: SMs of the simulated GPU, which bounds the CTAs of a persistent kernel.
       races: whether to look for data races.
+      most_steps: instructions after which a kernel counts as one that never ends.
     Raises:
       SimulationError: a fault was found; its `faults` have them all.
       SimulatorInputError: arguments that do not fit.
     """
     flat = [jax.numpy.asarray(x) for x in jax.tree.leaves(args)]
-    return simulate(self.lowering, flat, seed=seed, num_sms=num_sms, races=races)
+    return simulate(self.lowering, flat, seed=seed, num_sms=num_sms, races=races, most_steps=most_steps)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -105,6 +105,7 @@ class Small:
                     Adversary(seed), most_steps, Grid(),
                     tuple(Shadow(a.address, a.nbytes, grid_wide=True, read_only=i == 0)
                           for i, a in enumerate(memory.arrays)))
+    launch.written = frozenset({1})
     run_launch(launch)
     return Outcome(memory.contents(1, (n,), np.dtype(np.uint32)), tuple(launch.findings))
 

@@ -88,6 +88,14 @@ def test_a_store_into_an_input_is_found():
   assert only(k.end().run()).kind == "write to an input"
 
 
+@pytest.mark.parametrize("name", ("x", "y"))
+def test_a_load_past_the_coherent_cache_is_for_inputs_only(name):
+  k = Small()
+  k.store(k.b.new(isa.LD_GLOBAL, k.b.addr(k.pointer(name)), type="u32", nc="nc"))
+
+  assert k.end().run().kinds == ([] if name == "x" else ["non-coherent load"])
+
+
 # ---- races
 
 

@@ -89,11 +89,14 @@ def _load(m: Machine, op: Op) -> Act:
   rows = [m.registers.row(r) for r in regs]  # type: ignore[arg-type]
   classes = [r.cls for r in regs]  # type: ignore[union-attr]
   strong, order = op.inst.row is isa.LD_SYNC, global_order(m)
+  constant = bool(op.inst.mods.get("nc"))
 
   def act(s: Strand, threads: np.ndarray, at: Any) -> None:
     offsets, addresses = locate(threads, at)
     if shared:
       m.shared.check_valid(offsets, nbytes, threads)
+    elif constant:
+      _demand_constant(m, threads, addresses)
     if m.races is not None:
       (m.races.strong_read if strong else m.races.read)(threads, addresses, nbytes, op)
     for k, (row, cls) in enumerate(zip(rows, classes)):
@@ -103,6 +106,14 @@ def _load(m: Machine, op: Op) -> Act:
     if m.counters is not None:
       m.counters.access(op, threads, addresses, nbytes, shared)
   return act
+
+
+def _demand_constant(m: Machine, threads: np.ndarray, addresses: np.ndarray) -> None:
+  """ld.global.nc is for memory that nobody writes as long as the kernel runs (PTX ISA 9.7.9, ld.global.nc)."""
+  array = m.memory.array_at(int(addresses[0]))
+  if array in m.launch.written:
+    raise Violation("non-coherent load", f"ld.global.nc from {m.memory.arrays[array].name}, which the kernel writes",
+                    threads=threads, addresses=addresses)
 
 
 @effect(isa.ST_GLOBAL, isa.ST_SHARED, isa.ST_CLUSTER, isa.ST_SYNC)

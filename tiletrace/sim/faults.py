@@ -22,6 +22,7 @@ KINDS = {
     "missing wgmma fence": "registers that a wgmma uses were written and no wgmma.fence followed",
     "uninitialised register": "a register is read that the thread has not written",
     "uninitialised shared memory": "bytes of shared memory are read that nobody has written",
+    "non-coherent load": "ld.global.nc of an operand that the kernel writes",
     "out of bounds": "an access outside of every array, or of the CTA's shared memory",
     "misaligned": "an address that is no multiple of what the instruction demands",
     "deadlock": "every warp waits",

@@ -86,6 +86,7 @@ def run(lowering: Lowering, inputs: Sequence[np.ndarray], *, seed: int = 0, num_
     launch.shadows = tuple(
         Shadow(a.address, max(16, -(-a.nbytes // 16) * 16), grid_wide=True, read_only=i not in written)
         for i, a in enumerate(memory.arrays))
+  launch.written = frozenset(written)
   if counters:
     launch.counters = Counters(program, [0] * len(program.ops))
   run_launch(launch)

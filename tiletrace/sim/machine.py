@@ -70,6 +70,7 @@ class Launch:
     most_steps: instructions that all strands together may run.
     grid_order, shadows: what the race detectors of all clusters share; None and empty: races are not looked for.
     counters: a `summary.Counters`, or None.
+    written: which arrays of the memory are outputs.
     findings: faults that did not end the run.
     released: by global address and (cluster, thread), what was released there (order.py).
   """
@@ -85,6 +86,7 @@ class Launch:
   grid_order: races.Grid | None = None
   shadows: tuple[Shadow, ...] = ()
   counters: Counters | None = None
+  written: frozenset[int] = frozenset()
   steps: int = 0
   findings: list[Fault] = dataclasses.field(default_factory=list)
   released: dict[int, dict[tuple[int, int], Token]] = dataclasses.field(default_factory=dict)

@@ -133,6 +133,10 @@ class Global(Bytes):
     a = self.arrays[index]
     return self.bytes[a.offset:a.offset + a.nbytes].copy().view(dtype).reshape(shape)
 
+  def array_at(self, address: int) -> int:
+    """The index of the array that an address lies in."""
+    return int(np.searchsorted(self._starts, address, "right")) - 1
+
   def offsets(self, addresses: np.ndarray, nbytes: int, alignment: int, threads: np.ndarray | Sequence[int]
               ) -> np.ndarray:
     """[n] int64 addresses -> offsets in the flat memory, after checks.
@@ -145,7 +149,7 @@ class Global(Bytes):
       raise Violation("misaligned", f"global address {int(addresses[bad][0]):#x} is no multiple of {alignment}",
                       threads=np.asarray(threads)[bad] if len(threads) == len(bad) else (), addresses=addresses[bad])
     low, high = int(addresses.min()), int(addresses.max())
-    at = int(np.searchsorted(self._starts, low, "right")) - 1
+    at = self.array_at(low)
     if at < 0 or high + nbytes > self._ends[at]:
       self._check_each(addresses, nbytes, threads)
     return addresses - _BASE
