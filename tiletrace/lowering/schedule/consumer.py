@@ -132,7 +132,7 @@ class Consumer:
     """Slots whose last use was `eqn`: released now, or when the newest group that reads them is complete."""
     b = Builder(eqn.loc)
     if any(live.by_threads for live in done):
-      b.sync("warpgroup")
+      _finish_reading(b)
     for live in done:
       buffers = set(live.resources.ring.buffers)
       reader = next((g for g in reversed(groups) if buffers & g.pending.shared), None)
@@ -210,7 +210,7 @@ class Consumer:
 
   def _release_previous(self, b: Builder, opened: list[_Live], condition: Atom | None) -> None:
     if any(live.by_threads for live in opened):
-      b.sync("warpgroup")
+      _finish_reading(b)
     inner = b.inner() if condition is not None else b
     for live in opened:
       slot = live.state.slot(inner)
@@ -223,6 +223,13 @@ class Consumer:
   def _may_be_empty(self, loop: Eqn) -> bool:
     lo, hi = (self.facts[a] for a in loop.values[:2])
     return lo.hi >= hi.lo
+
+
+def _finish_reading(b: Builder) -> None:
+  """Every thread of the warpgroup has read the slot, also as TMA sees it, which refills it: without the fence the arrival
+  overtakes loads that are on their way (seen on an H200), and the sync does not wait for them."""
+  b.fence()
+  b.sync("warpgroup")
 
 
 def _read_by_threads(eqn: Eqn, ring: Ring) -> bool:
