@@ -15,6 +15,7 @@ from tiletrace.core.errors import LoweringError
 from tiletrace.layout import S, lane, reg, warp
 from tiletrace.lowering.layouts.catalog import wgmma_accumulator
 from tiletrace.lowering.layouts.fragment import blocked
+from tiletrace.lowering.layouts.normal import FIELD
 from tiletrace.lowering.layouts.relation import Layout, build
 from tiletrace.stages import Lowered
 
@@ -79,6 +80,15 @@ def test_between_warps_it_goes_through_shared_memory_and_inside_of_a_thread_nowh
   turned = S[(4, 16, 2, 8, 4):(1@warp, 2@lane, 1@lane, 1@reg, 8@reg)].layout((64, 64))
   inside = check(ROWS, turned, F32)
   assert count(inside, r"shfl\.sync") == 1 and count(inside, "st.shared") == 0
+
+
+def test_a_register_that_differs_from_thread_to_thread_is_no_renaming():
+  """Every thread has what it needs, but odd lanes in another register than even ones."""
+  row, columns = 1, [1 << FIELD + b for b in range(4)]
+  have = build((2, 16), {"reg": columns[:1], "lane": [0, *columns[1:], row], "warp": [0, 0]})
+  want = build((2, 16), {"lane": [*columns, row], "warp": [0, 0]})
+  lowered = check(have, want, F32)
+  assert "by shuffle" in notes(lowered) or "by shared" in notes(lowered)
 
 
 def test_one_thread_cannot_shuffle():

@@ -284,7 +284,7 @@ def _cut_through_shared(eqn: Eqn) -> Eqn:
 
 
 def holds(have: Layout, want: Layout) -> bool:
-  """Whether every thread that needs an element in layout `want` holds it in `have` already."""
+  """Whether each register in layout `want` is one register of `have`, the same in every thread."""
   axes = ("warp", "lane", "reg")
   a, b = have.table(axes), want.table(axes)
   if a.shape[0] % b.shape[0] and b.shape[0] % a.shape[0]:
@@ -296,6 +296,6 @@ def holds(have: Layout, want: Layout) -> bool:
     t = np.broadcast_to(np.tile(t, (warps // t.shape[0], 1, 1, 1)), (warps, lanes, *t.shape[2:]))
     return (t * strides).sum(-1).reshape(warps * lanes, -1)
 
-  mine, needed = np.sort(flat(a), axis=1), flat(b)
-  at = np.minimum([np.searchsorted(m, n) for m, n in zip(mine, needed, strict=True)], mine.shape[1] - 1)
-  return bool((np.take_along_axis(mine, np.asarray(at), axis=1) == needed).all())
+  mine, needed = flat(a), flat(b)
+  at = {x: [r for r in range(mine.shape[1]) if mine[0, r] == x] for x in set(needed[0].tolist())}
+  return all(any((mine[:, r] == needed[:, j]).all() for r in at[int(x)]) for j, x in enumerate(needed[0]))
