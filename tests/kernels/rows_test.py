@@ -1,6 +1,8 @@
 """How rows are cut, and the machine code that comes of it."""
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 import tiletrace as tt
 from tests.lowering.kernels import count, struct
 from tiletrace.kernels.layer_norm import layer_norm_call
-from tiletrace.kernels.rms_norm import rms_norm_call
+from tiletrace.kernels.rms_norm import rms_norm_call, rms_norm_kernel, rms_norm_reference
 from tiletrace.kernels.rows import plan_rows, ring_of_rows
 from tiletrace.kernels.softmax import softmax_backward_call, softmax_call
 
@@ -61,6 +63,20 @@ def test_rows_that_would_take_the_registers_of_an_sm_come_by_tma_through_a_ring(
   assert [c.variant for c in lowered.choices if c.op == "copy"] == ["tma"] * arrays
   nbytes = arrays * shape[1] * np.dtype(dtype).itemsize
   assert lowered.compile().memory_analysis()["smem_bytes"] >= plan.num_stages * nbytes
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_rows_through_a_ring_are_normalised_like_others(residual):
+  m, n = 11, 1024
+  x, gate, more = (jax.random.normal(jax.random.key(i), (m, n), BF16) for i in range(3))
+  like = struct(m, n, dtype=BF16)
+  call = tt.tile_call(
+      functools.partial(rms_norm_kernel, rows=1, columns=n, eps=1e-6, silu=False, num_stages=3),
+      (like, like) if residual else like, grid=m, warpgroups=4, persistent=True, backend="sim")
+  got = call(x, None, more if residual else None, gate)
+  want = rms_norm_reference(x, gate=gate, residual=more if residual else None)
+  for y, z in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+    np.testing.assert_allclose(np.asarray(y, np.float32), np.asarray(z, np.float32), rtol=1e-2, atol=1e-2)
 
 
 def test_a_ring_is_for_rows_that_tma_and_shared_memory_take():
