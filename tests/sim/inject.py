@@ -412,6 +412,13 @@ def a_slot_is_released_while_others_read_it(e):
   e.drop(e.find(isa.BAR_SYNC, isa.BAR_SYNC_ALL, part="consumer", after=load)[0])
 
 
+@fault("gemm_from_registers", "missing proxy fence")
+def a_slot_that_threads_read_is_released_without_a_fence(e):
+  """TMA refills the slot through the other proxy while loads from it may be on their way."""
+  load = e.find(isa.LD_SHARED, isa.LDMATRIX, part="consumer")[-1]
+  e.drop(e.find(isa.FENCE_PROXY_ASYNC, part="consumer", after=load)[0])
+
+
 @fault("gemm_of_written_operands", "missing proxy fence")
 def written_operands_are_not_fenced(e):
   """wgmma reads through the asynchronous proxy what threads stored."""

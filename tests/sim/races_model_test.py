@@ -48,7 +48,7 @@ class Model:
         continue
       if a.event not in known:
         faults.add("unordered")
-      elif seen is not None and a.writes and a.generic and a.event not in seen:
+      elif seen is not None and a.generic and a.event not in seen:
         faults.add("unfenced")
     self.accesses.append(Access(event, cell, writes, seen is None))
     return "unordered" if "unordered" in faults else next(iter(faults), None)

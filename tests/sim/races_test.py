@@ -280,15 +280,72 @@ def test_generic_stores_need_a_proxy_fence_before_tma_overwrites_them(det):
   assert kinds(det) == [races.MISSING_PROXY_FENCE]
 
 
-def test_generic_loads_need_order_but_no_fence_before_tma_overwrites(det):
+@pytest.mark.parametrize("fence", ["none", "before the loads", "by some", "before the barrier", "after the barrier"])
+def test_generic_loads_need_a_proxy_fence_before_tma_overwrites_them(det, fence):
+  if fence == "before the loads":
+    det.proxy_fence(T)
+  det.read(T, T * 16, 16, "load")
+  if fence in ("by some", "before the barrier"):
+    det.proxy_fence(T[:32] if fence == "by some" else T)
+  det.barrier(T)
+  if fence == "after the barrier":
+    det.proxy_fence(ONE)
+  tma(det, ONE, T * 16)
+
+  if fence in ("before the barrier", "after the barrier"):
+    assert not det.findings
+  else:
+    [found] = det.findings
+    assert (found.kind, found.where, found.other) == (races.MISSING_PROXY_FENCE, "tma", "load")
+    assert found.others == tuple(range(32, 128) if fence == "by some" else range(128))
+
+
+def test_a_proxy_fence_does_not_order_loads_before_what_overwrites_them(det):
+  det.read(T[64:], T[64:] * 16, 16, "load")
+  det.proxy_fence(T)
+  tma(det, ONE, T * 16)
+
+  assert kinds(det) == [races.RACE]
+
+
+@pytest.mark.parametrize("unfenced", [0, 5, 127])
+def test_every_reader_of_a_place_must_be_fenced_before_tma_overwrites_it(det, unfenced):
+  det.read(T, np.zeros_like(T), 16, "load")
+  det.proxy_fence(np.setdiff1d(T, [unfenced]))
+  det.barrier(T)
+  tma(det, ONE, np.zeros(1, int))
+
+  [found] = det.findings
+  assert (found.kind, found.others) == (races.MISSING_PROXY_FENCE, (unfenced,))
+
+
+def test_an_asynchronous_read_does_not_stand_for_generic_ones_before_it(det):
+  """Threads load from a slot, wgmma reads it later and is waited for: the loads still need the fence."""
   det.read(T, T * 16, 16, "load")
   det.barrier(T)
+  agent = det.issue(T, "wgmma")
+  det.agent_read(agent, T * 16, 16, "wgmma")
+  det.acquire(T, det.complete(agent))
   tma(det, ONE, T * 16)
+
+  assert kinds(det) == [races.MISSING_PROXY_FENCE]
+
+
+def test_asynchronous_reads_that_were_waited_for_need_no_fence_before_tma_overwrites(det):
+  agent = det.issue(T, "wgmma")
+  det.agent_read(agent, T * 16, 16, "wgmma")
+  det.acquire(T, det.complete(agent))
+  tma(det, ONE, T * 16)
+
   assert not det.findings
 
-  det.read(T[64:], T[64:] * 16 + 4096, 16, "another")
-  tma(det, ONE, T * 16 + 4096)
-  assert kinds(det) == [races.RACE]
+
+def test_cp_async_is_of_the_generic_proxy_and_may_overwrite_what_was_loaded_without_a_fence(det):
+  det.read(T, T * 16, 16, "load")
+  det.barrier(T)
+  det.copy_async(T, T[::-1] * 16, 16, "cp.async")
+
+  assert not det.findings
 
 
 # --- asynchronous operations

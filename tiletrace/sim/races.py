@@ -2,17 +2,19 @@
 
 Clocks have a column for each thread and for each asynchronous operation that may be in flight. Row t says up to which
 access of every other column thread t is ordered after. A second row is the part of it that the async proxy sees: a
-generic write must be in it when the thread issues an asynchronous operation on the same bytes (PTX ISA, Memory
-Consistency Model: proxy-preserved base causality order). Barriers, mbarriers and fences move clocks; accesses are
-compared with the last write and the reads since (`shadow.py`), as in FastTrack (Flanagan and Freund, PLDI 2009).
+generic access must be in it when the thread issues an asynchronous operation on the same bytes, one of the two a write
+(PTX ISA, Memory Consistency Model: proxy-preserved base causality order). Barriers, mbarriers and fences move clocks;
+accesses are compared with the last write and the reads since (`shadow.py`), as in FastTrack (Flanagan and Freund, PLDI
+2009).
 
 What orders what:
   * bar.sync, bar.warp.sync: everybody after everybody. Shuffles, votes and `.aligned` matrix accesses order nothing.
   * mbarriers: an arrival releases into the phase, a successful wait acquires it. An asynchronous operation that
     completes on the mbarrier releases itself, not what its issuer did before.
   * wgmma is one operation of its four warps: it sees what all of them see, and whoever waits for it knows it done.
-  * Reading needs no proxy fence before an asynchronous write to the same bytes, being ordered is enough. Asynchronous
-    writes that were waited for are visible to everybody.
+  * A generic read needs a proxy fence before an asynchronous write to the same bytes, too: on an H200 a TMA load that
+    refilled a slot overtook loads issued before a bar.sync and an mbarrier arrival. Asynchronous reads and writes that
+    were waited for need none.
   * cp.async belongs to the generic proxy; a thread knows its own copies only after a wait.
 
 >>> races = RaceDetector(64, [Shadow(0, 1024)])
@@ -368,10 +370,20 @@ class RaceDetector:
     if shadow.grid_wide:                      # columns of another CTA's clocks: _foreign_load, _foreign_store
       own = shadow.w_cta[at] == self.cta
       column, value = np.where(own, column, 0), np.where(own, value, 0)
-    seen = actor.knows(column, value)
+    return self._ordered(actor, column, value)
+
+  def _ordered(self, actor: _Actor, column: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """Whether each earlier access is ordered before, and visible."""
+    ordered = actor.knows(column, value)
     if actor.p is not None:
-      seen &= ~self._generic[column] | (actor.p[column] >= value)
-    return seen
+      ordered &= ~self._generic[column] | (actor.p[column] >= value)
+    return ordered
+
+  def _horizon(self, actor: _Actor) -> np.ndarray:
+    """Up to which epoch of each column accesses are ordered before, and visible: [columns], or [accesses, columns]."""
+    if actor.p is None:
+      return actor.c if actor.t is None else actor.c[actor.t]
+    return np.where(self._generic, np.minimum(actor.c, actor.p), actor.c)
 
   def _load(self, shadow: Shadow, at: np.ndarray, actor: _Actor, place: int, strong: bool = False) -> None:
     if shadow.grid_wide:
@@ -383,7 +395,7 @@ class RaceDetector:
       self._conflicts(shadow, at, actor, place, ~seen, with_write=True)
     if strong:
       return
-    alone = (shadow.r_row[at] < 0) & actor.knows(shadow.r_col[at], shadow.r_clk[at])
+    alone = (shadow.r_row[at] < 0) & self._ordered(actor, shadow.r_col[at], shadow.r_clk[at])
     sole = at[alone]
     shadow.r_col[sole], shadow.r_clk[sole], shadow.r_place[sole] = actor.column[alone], actor.value[alone], place
     rest = ~alone | (shadow.r_col[at] != actor.column)        # the latter: lanes that read one place together
@@ -412,11 +424,10 @@ class RaceDetector:
       seen |= ~changed
     if not seen.all():
       self._conflicts(shadow, at, actor, place, ~seen, with_write=True)
-    read = ~actor.knows(shadow.r_col[at], shadow.r_clk[at])
+    read = ~self._ordered(actor, shadow.r_col[at], shadow.r_clk[at])
     row = shadow.r_row[at]
     if (several := np.flatnonzero(row >= 0)).size:
-      known = actor.c if actor.t is None else actor.c[actor.t[several]]
-      read[several] = (self._readers.rows[row[several]] > known).any(-1)
+      read[several] = (self._readers.rows[row[several]] > self._horizon(actor.only(several))).any(-1)
       self._conflicts_with_rows(shadow, at, actor, place, several[read[several]])
       self._readers.free(row[several])
       shadow.r_row[at] = -1
@@ -527,7 +538,8 @@ class RaceDetector:
     if which.size:
       rows = self._readers.rows[shadow.r_row[at[which]]]
       now = actor.only(which)
-      column = (rows > (now.c if now.t is None else now.c[now.t])).argmax(-1)
+      unordered = rows > (now.c if now.t is None else now.c[now.t])
+      column = np.where(unordered.any(-1), unordered.argmax(-1), (rows > self._horizon(now)).argmax(-1))
       value = rows[np.arange(len(rows)), column]
       self._classify(shadow, at[which], now, place, shadow.r_place[at[which]], column, value, with_write=False)
 
@@ -537,7 +549,7 @@ class RaceDetector:
     asynchronous = column >= self.threads
     kinds = np.full(len(at), KINDS.index(RACE))
     kinds[asynchronous] = KINDS.index(NOT_WAITED_FOR if with_write else OVERWRITTEN_WHILE_READ)
-    if now.agent is not None and with_write:
+    if now.agent is not None:
       kinds[self._generic[column] & now.knows(column, value)] = KINDS.index(MISSING_PROXY_FENCE)
     for key in np.unique(np.stack([kinds, places], 1), axis=0):
       which = (kinds == key[0]) & (places == key[1])
