@@ -45,6 +45,12 @@ class Copies:
       stride *= extent
     return TensorMapSpec(operand, self.dtype, self.dims[::-1], tuple(strides), self.box[::-1], self.swizzle, 0, offset)
 
+  def storable(self) -> Copies:
+    """With the innermost coordinates at multiples of 16 bytes, as stores and reductions need them."""
+    step = 16 // self.spec(0, 0).itemsize
+    places = tuple(((*coords[:-1], coords[-1] // step * step), at) for coords, at in self.places)
+    return dataclasses.replace(self, places=places)
+
   def nbytes(self) -> int:
     spec = self.spec(0, 0)
     return (spec.strides[-1] if spec.strides else -(-spec.dims[0] * spec.itemsize // 16) * 16) * (
@@ -69,6 +75,9 @@ CASES = (
     Copies("bfloat16", (64, 128), (16, 32), 128, (INSIDE, ((5, 8), 2048))),
     Copies("bfloat16", (64, 128), (16, 8), 64, (INSIDE, ((5, 8), 2048))),
 )
+
+
+STORES = tuple(case.storable() for case in CASES)
 
 
 class Issuer:
@@ -169,7 +178,8 @@ REDUCTIONS = [(dtype, op) for dtype, ops in (
 
 def reducing(dtype: str) -> Copies:
   size = {"float32": 4, "int32": 4, "uint32": 4, "float16": 2, "bfloat16": 2}.get(dtype, 8)
-  return Copies(dtype, (20, 128 // size), (8, 64 // size), 64, (INSIDE, ((15, 3), 512), ((4, 128 // size - 4), 1024)))
+  places = INSIDE, ((15, 16 // size), 512), ((4, 128 // size - 16 // size), 1024)
+  return Copies(dtype, (20, 128 // size), (8, 64 // size), 64, places)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -188,7 +198,7 @@ def test_loads_in_the_simulator_fill_what_the_tensor_map_says(case: Copies):
     assert np.array_equal(got, np.where(touched, filled, POISON & 0xFF))
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", STORES, ids=str)
 def test_stores_in_the_simulator_change_what_lies_inside_the_tensor(case: Copies):
   kernel, start, before, region = stores(case)
   out = kernel.simulate()
@@ -199,6 +209,16 @@ def test_stores_in_the_simulator_change_what_lies_inside_the_tensor(case: Copies
     for k in range(moves.itemsize):
       want[moves.addresses[moves.inside] + k] = region[moves.shared[moves.inside] + k]
   assert np.array_equal(out[start:start + len(want)], want)
+
+
+@pytest.mark.parametrize("op", ["", "add"])
+@pytest.mark.parametrize("column", [1, 3, -1, 90])
+def test_stores_and_reductions_that_start_off_16_bytes_are_found(column: int, op: str):
+  """A GPU ends them with an illegal instruction; loads may start there."""
+  case = Copies("float32", (37, 100), (8, 32), 128, (((0, column), 0),))
+  with pytest.raises(AssertionError, match="misaligned: the innermost coordinate"):
+    stores(case, op)[0].simulate()
+  loads(case)[0].simulate()
 
 
 @pytest.mark.parametrize(("dtype", "op"), REDUCTIONS)
@@ -223,7 +243,7 @@ def test_loads_do_what_the_gpu_does(case: Copies):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", STORES, ids=str)
 def test_stores_do_what_the_gpu_does(case: Copies):
   compare(stores(case)[0])
 

@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from tiletrace.ffi.image import TensorMapSpec
 from tiletrace.lowering.layouts.shared import shared_layout
 from tiletrace.lowering.layouts.tma import tma_boxes
-from tiletrace.sim.tensor_map import box, reduction, refusal
+from tiletrace.sim.tensor_map import box, reduction, refusal, store_refusal
 
 BASE = 0x7F00_0000_1000
 DTYPES = {1: "uint8", 2: "bfloat16", 4: "float32", 8: "int64"}
@@ -115,6 +115,15 @@ def test_misplaced_copies_are_refused():
   assert refusal(BASE, spec, 256) is None
   assert "no multiple of 128" in str(refusal(BASE, spec, 64))
   assert "no multiple of 16" in str(refusal(BASE + 8, spec, 0))
+
+
+@pytest.mark.parametrize(("dtype", "column", "taken"), [
+  ("float32", 4, True), ("float32", -4, True), ("float32", 3, False), ("bfloat16", 8, True), ("bfloat16", 100, False),
+  ("uint8", 32, True), ("uint8", 40, False), ("int64", -1, False), ("int64", 2, True)])
+def test_stores_start_at_multiples_of_16_bytes_along_the_innermost_dimension(dtype, column, taken):
+  spec = TensorMapSpec(0, dtype, (256, 8), (2048,), (16, 8), 0, 0)
+  reason = store_refusal(spec, (column, 5))
+  assert reason is None if taken else "no multiple of 16" in str(reason)
 
 
 @pytest.mark.parametrize(("dtype", "op", "old", "new", "want"), [

@@ -5,6 +5,7 @@ import dataclasses
 import math
 
 from tiletrace.core.graph import RefOperand
+from tiletrace.core.types import Dyn
 from tiletrace.lowering.facts import Facts
 from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.layouts.shared import recognise_swizzle
@@ -85,6 +86,20 @@ def global_refusal(ref: RefOperand) -> str | None:
   if ref.view.dims[-1].squeezed:
     return "the contiguous dimension is indexed by an element"
   return None
+
+
+def store_refusal(ref: RefOperand, facts: Facts, *, proven: bool = True) -> str | None:
+  """What TMA asks of the view that it stores to, other than of one that it loads: a start at a multiple of 16 bytes
+  along the contiguous dimension. Kernels that stored elsewhere died of an illegal instruction on an H200, loads not.
+
+  Args:
+    proven: whether that must be certain; else only what certainly starts elsewhere is refused.
+  """
+  dim = ref.view.dims[-1]
+  start = facts[ref.dyn[dim.start.index] if isinstance(dim.start, Dyn) else dim.start]
+  if start.divisor * ref.type.dtype.itemsize % 16 == 0 or (not proven and start.lo < start.hi):
+    return None
+  return "the view does not provably start at a multiple of 16 bytes along its contiguous dimension"
 
 
 def tma_plan(outside: RefOperand, inside: RefOperand, layout: Layout, facts: Facts) -> TmaPlan | str:

@@ -56,6 +56,18 @@ def refusal(base_address: int, spec: TensorMapSpec, dst: int) -> str | None:
   return None
 
 
+def store_refusal(spec: TensorMapSpec, coords: Sequence[int]) -> str | None:
+  """What stores and reductions may not do, though loads may: start off 16 bytes along the innermost dimension; or None.
+
+  The ISA's text does not say so. Kernels that did died of an illegal instruction on an H200; loads did not.
+  """
+  start = coords[0] * spec.itemsize
+  if start % 16:
+    return (f"the innermost coordinate {coords[0]} of a store or reduction is {start} bytes, no multiple of 16: an "
+            "illegal instruction (only loads may start there)")
+  return None
+
+
 def box(spec: TensorMapSpec, base_address: int, coords: Sequence[int], dst: int, *, by_element: bool = False) -> Box:
   """The moves of the box at `coords`.
 

@@ -142,6 +142,47 @@ def test_other_accumulators_are_stored_directly_with_the_reason(change, reason):
   assert count(lowered, "st.global") > 0 and count(lowered, "stmatrix") == 0
 
 
+def shifted_product_kernel(a, b, y, *, start):
+  a_s, b_s = tt.alloc_shared((64, 64), a.dtype), tt.alloc_shared((64, 64), b.dtype)
+  acc = tt.alloc_fragment((64, 64), "float32")
+  acc[...] = 0
+  tt.copy(a, a_s)
+  tt.copy(b, b_s)
+  tt.gemm(a_s, b_s, acc)
+  y[:, tt.ds(start, 64)] = acc[...].astype(y.dtype)
+
+
+def sending_kernel(x, y, *, start):
+  s = tt.alloc_shared((64, 64), x.dtype)
+  s[...] = x[...]
+  tt.fence("proxy_async_shared")
+  tt.sync()
+  with tt.elect():
+    tt.copy_async(s, y.at[:, tt.ds(start, 64)])
+    tt.commit_group(kind="bulk")
+    tt.wait_group(0, kind="bulk")
+
+
+REASON = "the view does not provably start at a multiple of 16 bytes along its contiguous dimension"
+
+
+@pytest.mark.parametrize(("start", "variant"), [(0, "tma"), (8, "tma"), (56, "tma"), (4, "direct"), (9, "direct")])
+def test_tma_stores_only_to_multiples_of_16_bytes(start, variant):
+  """Elsewhere its instruction is illegal."""
+  x = struct(64, 64, dtype=BF16)
+  lowered = lower(shifted_product_kernel, [x, x], struct(64, 128, dtype=BF16), static={"start": start})
+  assert variants(lowered, "store") == [variant]
+  if variant == "direct":
+    assert declined(lowered, "store")["tma"] == REASON
+
+
+def test_the_author_may_not_start_a_tma_store_elsewhere():
+  x, y = struct(64, 64, dtype=BF16), struct(64, 128, dtype=BF16)
+  assert count(lower(sending_kernel, [x], y, static={"start": 8}), "cp.async.bulk.tensor.2d.global") == 1
+  with pytest.raises(LoweringError, match=REASON):
+    lower(sending_kernel, [x], y, static={"start": 4})
+
+
 def test_a_fragment_that_stmatrix_does_not_fit_is_stored_directly():
   def kernel(x, y):
     y[...] = x[...].astype(y.dtype)

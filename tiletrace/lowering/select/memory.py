@@ -15,7 +15,7 @@ from tiletrace.lowering.layouts.shared import shared_layout
 from tiletrace.lowering.select.context import SelectContext, access_width, guard_dims, select_rules
 from tiletrace.lowering.shared_views import SharedPlace, shared_place
 from tiletrace.lowering.tables import coordinates, inside_view, shared_bytes, stmatrix_rows, widest_groups
-from tiletrace.lowering.tma_plan import global_refusal, tma_plan
+from tiletrace.lowering.tma_plan import global_refusal, store_refusal, tma_plan
 from tiletrace.lowering.variants import Choice, Variant, choose
 
 # ---- predicates: None, or the reason to decline
@@ -91,7 +91,7 @@ def tma_can_store(eqn: Eqn, ctx: SelectContext) -> str | None:
     return "the tile's last dimension is not contiguous in memory"
   if ref.type.dtype.itemsize != 2:
     return f"stmatrix stages 16-bit elements, these have {8 * ref.type.dtype.itemsize} bits"
-  return global_refusal(ref)
+  return global_refusal(ref) or store_refusal(ref, ctx.facts)
 
 
 def staging_rows_fit(eqn: Eqn, ctx: SelectContext) -> str | None:
@@ -217,7 +217,7 @@ def _copy_async(eqn: Eqn, ctx: SelectContext) -> tuple[Eqn, Choice]:
   """The author chose; only whether it is possible is left to say."""
   src, dst = eqn.refs
   storing = (src.type.space, dst.type.space) == (Space.SHARED, Space.GLOBAL)
-  tma = Variant("tma", (fill_is_zero, (lambda e, c: _plan_refusal(dst, src, c)) if storing else tma_fits))
+  tma = Variant("tma", (fill_is_zero, (lambda e, c: _cannot_store(dst, src, c)) if storing else tma_fits))
   cp_async = Variant("cp_async", (is_global_to_shared, fill_is_zero, cp_async_fits))
   forced = eqn.params["dispatch"] or ("tma" if eqn.values or storing else None)
   choice = choose("copy_async", (tma, cp_async), eqn, ctx, forced=forced)
@@ -228,9 +228,9 @@ def _copy_async(eqn: Eqn, ctx: SelectContext) -> tuple[Eqn, Choice]:
   return eqn.replace(params={**eqn.params, **params}), choice
 
 
-def _plan_refusal(outside: RefOperand, inside: RefOperand, ctx: SelectContext) -> str | None:
+def _cannot_store(outside: RefOperand, inside: RefOperand, ctx: SelectContext) -> str | None:
   plan = tma_plan(outside, inside, ctx.layouts[inside.root], ctx.facts)
-  return plan if isinstance(plan, str) else None
+  return plan if isinstance(plan, str) else store_refusal(outside, ctx.facts, proven=False)
 
 
 # ---- loads and stores of values
