@@ -108,9 +108,9 @@ def test_the_checker_proves_that_phases_complete(shape):
 def test_the_checker_does_not_prove_a_second_arrival(monkeypatch):
   arrive = fill.Builder.arrive
 
-  def twice(self, bar, index, count):
+  def twice(self, bar, index, count, **kw):
     for _ in range(1 + (bar.hint == "full")):
-      arrive(self, bar, index, count)
+      arrive(self, bar, index, count, **kw)
 
   monkeypatch.setattr(fill.Builder, "arrive", twice)
   with pytest.raises(AssertionError) as e:
