@@ -28,7 +28,7 @@ class Pattern:
 
   @property
   def wavefronts(self) -> int:
-    return int(shared_wavefronts(np.array(self.addresses)[None], self.nbytes)[0])
+    return int(shared_wavefronts(np.array(self.addresses)[None], self.nbytes, loads=True)[0])
 
 
 def pattern(name: str, addresses: np.ndarray, nbytes: int) -> Pattern:
@@ -44,6 +44,8 @@ PATTERNS = (
     pattern("pairs of one bank", 128 * LANES, 8), pattern("one pair", 0 * LANES, 8),
     pattern("consecutive quads", 16 * LANES, 16), pattern("every other quad", 32 * LANES, 16),
     pattern("quads of one bank", 128 * LANES, 16), pattern("one quad", 0 * LANES, 16),
+    pattern("pairs of neighbours", 8 * (LANES // 2), 8), pattern("quads of neighbours", 16 * (LANES // 2), 16),
+    pattern("quads of lanes 2 apart", 16 * (LANES // 4 * 2 + LANES % 2), 16), pattern("quads of 4", 16 * (LANES // 4), 16),
     pattern("swizzled rows of quads", swizzle_addresses(128 * LANES, 128), 16),
     *(pattern(f"random {n} bytes, {i}", RANDOM.integers(0, APART, 32), n) for n in (4, 8, 16) for i in range(3)),
 )

@@ -45,6 +45,22 @@ def test_known_patterns(addresses, nbytes, want):
   assert shared_wavefronts(addresses[None], nbytes).tolist() == [want]
 
 
+@pytest.mark.parametrize(("addresses", "nbytes", "want"), [
+    (0 * LANES, 16, 2), (0 * LANES, 8, 1), (16 * (LANES // 2), 16, 2), (16 * (LANES // 4 * 2 + LANES % 2), 16, 2),
+    (8 * (LANES // 2), 8, 1), (128 * (LANES // 2), 16, 16), (16 * (LANES % 16), 16, 4), (16 * (LANES // 8), 16, 2),
+    (16 * (LANES ^ LANES // 16), 16, 4), (0 * LANES, 4, 1)])
+def test_loads_of_pairs_of_lanes_at_one_place_take_half_the_phases(addresses, nbytes, want):
+  assert shared_wavefronts(addresses[None], nbytes, loads=True).tolist() == [want]
+
+
+def test_lanes_that_do_not_load_are_in_no_pair():
+  some = LANES[None] % 2 == 0
+  assert shared_wavefronts(16 * LANES[None], 16, some, loads=True).tolist() == [4]
+  odd = np.where(LANES == 7, 4096, 0)[None]
+  assert shared_wavefronts(odd, 16, loads=True).tolist() == [5]
+  assert shared_wavefronts(odd, 16, LANES[None] != 7, loads=True).tolist() == [2]
+
+
 def test_the_128_byte_swizzle_frees_matrix_rows_of_conflicts():
   rows = 128 * np.arange(8)[None]
   assert shared_wavefronts(rows, 16).tolist() == [8]

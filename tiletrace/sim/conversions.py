@@ -150,7 +150,7 @@ def _pack(mods: Mods) -> Unit:
 
 
 def _to_tf32(mods: Mods) -> Unit:
-  """The low 13 bits of the result are zero."""
+  """The low 13 bits of a number are zero; of a NaN the ISA leaves the bits open."""
   mode = mods["rnd"]
 
   def unit(a: np.ndarray) -> np.ndarray:

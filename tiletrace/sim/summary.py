@@ -59,7 +59,7 @@ class Counters:
         nbytes * len(threads))
     by_lane, active = _by_warp(threads, addresses)
     if shared:
-      waves = shared_wavefronts(by_lane, nbytes, active)
+      waves = shared_wavefronts(by_lane, nbytes, active, loads=op.inst.form.head.startswith("ld.shared"))
       least = np.maximum(1, -(-active.sum(1) * nbytes // _PORT))
       self.wavefronts += int(waves.sum())
       self.ideal += int(np.minimum(least, waves).sum())
