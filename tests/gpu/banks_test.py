@@ -45,7 +45,8 @@ PATTERNS = (
     pattern("consecutive quads", 16 * LANES, 16), pattern("every other quad", 32 * LANES, 16),
     pattern("quads of one bank", 128 * LANES, 16), pattern("one quad", 0 * LANES, 16),
     pattern("pairs of neighbours", 8 * (LANES // 2), 8), pattern("quads of neighbours", 16 * (LANES // 2), 16),
-    pattern("quads of lanes 2 apart", 16 * (LANES // 4 * 2 + LANES % 2), 16), pattern("quads of 4", 16 * (LANES // 4), 16),
+    pattern("quads of lanes 2 apart", 16 * (LANES // 4 * 2 + LANES % 2), 16),
+    pattern("quads of 4", 16 * (LANES // 4), 16),
     pattern("swizzled rows of quads", swizzle_addresses(128 * LANES, 128), 16),
     *(pattern(f"random {n} bytes, {i}", RANDOM.integers(0, APART, 32), n) for n in (4, 8, 16) for i in range(3)),
 )

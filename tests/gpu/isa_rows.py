@@ -9,7 +9,7 @@ import dataclasses
 
 import numpy as np
 
-from tiletrace.ffi import launch
+from tests.gpu.worker import in_worker, launched
 from tiletrace.ffi.image import KernelImage, Param, TensorMapSpec
 from tiletrace.lowering.assemble import AssembleOptions, Cubin, assemble
 from tiletrace.lowering.ptx import Module, isa
@@ -92,15 +92,13 @@ class Kernel:
     return assemble(self.module.render(), "sm_90a", AssembleOptions(allow_spills=True))
 
   def launch(self) -> np.ndarray:
-    """The output bytes of the GPU."""
+    """The output bytes of the GPU; what fails there fails the test, not the tests after it."""
     params: tuple[Param, ...] = (("operand", 0), ("operand", 1), *(("tensormap", i) for i in range(len(self.maps))))
     image = KernelImage(name=self.module.entries[0].name, cubin=self.assemble().image, grid=(self.ctas, 1, 1),
                         block=THREADS, cluster=(self.ctas, 1, 1) if self.ctas > 1 else None, smem_bytes=self.smem,
                         params=params, tensor_maps=self.maps, persistent=False, source="isa_rows.py:1",
                         fingerprint="isa_rows")
-    inputs, outputs = launch.upload(self.inputs), launch.empty((self.nbytes,), np.uint8)
-    launch.Launcher(image)(inputs.pointer, outputs.pointer)
-    return outputs.download()
+    return in_worker(launched, image, self.inputs, self.nbytes)
 
 
 class Writer:
