@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from tiletrace.ffi.image import TensorMapSpec
 from tiletrace.lowering.layouts.shared import shared_layout
 from tiletrace.lowering.layouts.tma import tma_boxes
-from tiletrace.sim.tensor_map import box, reduction, refusal, store_refusal
+from tiletrace.sim.tensor_map import box, reduction, refusal, shape_refusal, start_refusal
 
 BASE = 0x7F00_0000_1000
 DTYPES = {1: "uint8", 2: "bfloat16", 4: "float32", 8: "int64"}
@@ -110,6 +110,14 @@ def test_the_swizzle_follows_absolute_addresses(span):
     assert np.array_equal(load(spec, memory, (0, 0), dst, 4096), moved.reshape(-1))
 
 
+def test_rows_narrower_than_the_swizzle_are_refused():
+  def reason(columns, swizzle):
+    return shape_refusal(TensorMapSpec(0, "bfloat16", (256, 8), (512,), (columns, 8), swizzle, 0))
+
+  assert reason(64, 128) is None and reason(32, 0) is None
+  assert "the box is 64 bytes wide" in str(reason(32, 128))
+
+
 def test_misplaced_copies_are_refused():
   spec, _ = make((8, 32), (8, 32), 2, 64)
   assert refusal(BASE, spec, 256) is None
@@ -120,9 +128,9 @@ def test_misplaced_copies_are_refused():
 @pytest.mark.parametrize(("dtype", "column", "taken"), [
   ("float32", 4, True), ("float32", -4, True), ("float32", 3, False), ("bfloat16", 8, True), ("bfloat16", 100, False),
   ("uint8", 32, True), ("uint8", 40, False), ("int64", -1, False), ("int64", 2, True)])
-def test_stores_start_at_multiples_of_16_bytes_along_the_innermost_dimension(dtype, column, taken):
+def test_copies_start_at_multiples_of_16_bytes_along_the_innermost_dimension(dtype, column, taken):
   spec = TensorMapSpec(0, dtype, (256, 8), (2048,), (16, 8), 0, 0)
-  reason = store_refusal(spec, (column, 5))
+  reason = start_refusal(spec, (column, 5))
   assert reason is None if taken else "no multiple of 16" in str(reason)
 
 

@@ -88,9 +88,9 @@ def global_refusal(ref: RefOperand) -> str | None:
   return None
 
 
-def store_refusal(ref: RefOperand, facts: Facts, *, proven: bool = True) -> str | None:
-  """What TMA asks of the view that it stores to, other than of one that it loads: a start at a multiple of 16 bytes
-  along the contiguous dimension. Kernels that stored elsewhere died of an illegal instruction on an H200, loads not.
+def start_refusal(ref: RefOperand, facts: Facts, *, proven: bool = True) -> str | None:
+  """What TMA asks of where a view of global memory starts: a multiple of 16 bytes along the contiguous dimension.
+  Kernels that loaded or stored elsewhere died of an illegal instruction on an H200.
 
   Args:
     proven: whether that must be certain; else only what certainly starts elsewhere is refused.

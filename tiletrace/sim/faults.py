@@ -12,7 +12,7 @@ from tiletrace.core.source import Loc
 # name of a kind -> what it says about a kernel
 KINDS = {
     "race": "two accesses of the same bytes, at least one a write, that nothing orders",
-    "missing proxy fence": "the async proxy touches what the generic proxy wrote, without fence.proxy.async between",
+    "missing proxy fence": "the async proxy meets a generic write, or overwrites a generic read, without a proxy fence",
     "overwritten while read asynchronously": "bytes are written while a copy or a wgmma in flight may still read them",
     "asynchronous write not waited for": "what a copy in flight writes is used before its completion is waited for",
     "race between CTAs": "two CTAs access the same global memory, at least one writes, and nothing orders them",
@@ -24,7 +24,7 @@ KINDS = {
     "uninitialised shared memory": "bytes of shared memory are read that nobody has written",
     "non-coherent load": "ld.global.nc of an operand that the kernel writes",
     "out of bounds": "an access outside of every array, or of the CTA's shared memory",
-    "misaligned": "an address that is no multiple of what the instruction demands",
+    "misaligned": "an address, or a tensor copy's innermost coordinate, that the instruction does not take",
     "deadlock": "every warp waits",
     "barrier count": "a barrier with more, fewer or other arrivals than it counts",
     "transaction bytes": "an mbarrier whose expected bytes and arriving bytes differ",

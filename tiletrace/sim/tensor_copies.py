@@ -124,6 +124,10 @@ def _box(m: Machine, address: int, coords: list[int], dst: int, by_element: bool
     raise Violation("misaligned", refused, addresses=[dst])
   if len(coords) != len(spec.dims):
     raise Violation("descriptor", f"{len(coords)} coordinates for a tensor map of {len(spec.dims)} dimensions")
+  if (unknown := tensor_map.shape_refusal(spec)) is not None:
+    raise Violation("descriptor", unknown)
+  if (refused := tensor_map.start_refusal(spec, coords)) is not None:
+    raise Violation("misaligned", refused, addresses=[dst])
   return spec, tensor_map.box(spec, start, coords, dst, by_element=by_element)
 
 
@@ -362,9 +366,6 @@ def _tma_store(m: Machine, op: Op) -> Act:
     for t, where, address in _each_thread(op, m, threads, coords, maps):
       src = int(local(m, *row, np.array([t]), slice(t, t + 1))[0])
       spec, box = _box(m, address, where, src, by_element=reduces)
-      refused = tensor_map.store_refusal(spec, where)
-      if refused is not None:
-        raise Violation("misaligned", refused, threads=[t], addresses=box.addresses[:1].tolist())
       m.shared.check(np.array([box.shared.min(), box.shared.max()]), box.itemsize, 1, [t])
       source = box.shared[box.inside] + m.shared_start[t]
       m.shared.check_valid(source, box.itemsize, [t])

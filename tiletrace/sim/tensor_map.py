@@ -56,15 +56,22 @@ def refusal(base_address: int, spec: TensorMapSpec, dst: int) -> str | None:
   return None
 
 
-def store_refusal(spec: TensorMapSpec, coords: Sequence[int]) -> str | None:
-  """What stores and reductions may not do, though loads may: start off 16 bytes along the innermost dimension; or None.
-
-  The ISA's text does not say so. Kernels that did died of an illegal instruction on an H200; loads did not.
-  """
+def start_refusal(spec: TensorMapSpec, coords: Sequence[int]) -> str | None:
+  """What no tensor copy may do: start off 16 bytes along the innermost dimension; or None. The ISA's text does not say
+  so. Kernels that did died of an illegal instruction on an H200."""
   start = coords[0] * spec.itemsize
   if start % 16:
-    return (f"the innermost coordinate {coords[0]} of a store or reduction is {start} bytes, no multiple of 16: an "
-            "illegal instruction (only loads may start there)")
+    return (f"the innermost coordinate {coords[0]} of a tensor copy is {start} bytes, no multiple of 16: an illegal "
+            "instruction")
+  return None
+
+
+def shape_refusal(spec: TensorMapSpec) -> str | None:
+  """Boxes whose rows are narrower than the swizzle's span: an H200 does not lay them side by side, and what it does is
+  not modelled; or None."""
+  row = spec.box[0] * spec.itemsize
+  if spec.swizzle and row != spec.swizzle:
+    return f"the box is {row} bytes wide, the rows of the {spec.swizzle}-byte swizzle are not"
   return None
 
 

@@ -176,6 +176,32 @@ def test_tma_stores_only_to_multiples_of_16_bytes(start, variant):
     assert declined(lowered, "store")["tma"] == REASON
 
 
+@pytest.mark.parametrize(("start", "variant"), [(0, "tma"), (8, "tma"), (4, "cp_async"), (9, "scalar")])
+def test_tma_loads_only_from_multiples_of_16_bytes(start, variant):
+  def kernel(x, y, *, dispatch=None):
+    s = tt.alloc_shared((64, 64), x.dtype)
+    for _ in tt.pipelined(1, num_stages=2):
+      tt.copy(x.at[:, tt.ds(start, 64)], s, dispatch=dispatch)
+      y[...] = s[...]
+
+  x, y = struct(64, 128, dtype=BF16), struct(64, 64, dtype=BF16)
+  assert variants(lower(kernel, [x], y, persistent=True), "copy") == [variant]
+  if variant != "tma":
+    with pytest.raises(LoweringError, match=REASON):
+      lower(kernel, [x], y, persistent=True, static={"dispatch": "tma"})
+
+
+def test_a_start_that_is_read_from_memory_is_not_proven():
+  def kernel(x, at, y):
+    s = tt.alloc_shared((64, 64), x.dtype)
+    for _ in tt.pipelined(1, num_stages=2):
+      tt.copy(x.at[:, tt.ds(at[0], 64)], s)
+      y[...] = s[...]
+
+  lowered = lower(kernel, [struct(64, 128, dtype=BF16), struct(1, dtype="int32")], struct(64, 64, dtype=BF16))
+  assert variants(lowered, "copy")[0] != "tma"
+
+
 def test_the_author_may_not_start_a_tma_store_elsewhere():
   x, y = struct(64, 64, dtype=BF16), struct(64, 128, dtype=BF16)
   assert count(lower(sending_kernel, [x], y, static={"start": 8}), "cp.async.bulk.tensor.2d.global") == 1

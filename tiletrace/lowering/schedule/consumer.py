@@ -226,8 +226,8 @@ class Consumer:
 
 
 def _finish_reading(b: Builder) -> None:
-  """Every thread of the warpgroup has read the slot, also as TMA sees it, which refills it: without the fence the arrival
-  overtakes loads that are on their way (seen on an H200), and the sync does not wait for them."""
+  """Every thread of the warpgroup has read the slot, also as TMA sees it, which refills it: without the fence the
+  arrival overtakes loads that are on their way (seen on an H200), and the sync does not wait for them."""
   b.fence()
   b.sync("warpgroup")
 

@@ -15,7 +15,7 @@ from tiletrace.lowering.layouts.shared import shared_layout
 from tiletrace.lowering.select.context import SelectContext, access_width, guard_dims, select_rules
 from tiletrace.lowering.shared_views import SharedPlace, shared_place
 from tiletrace.lowering.tables import coordinates, inside_view, shared_bytes, stmatrix_rows, widest_groups
-from tiletrace.lowering.tma_plan import global_refusal, store_refusal, tma_plan
+from tiletrace.lowering.tma_plan import global_refusal, start_refusal, tma_plan
 from tiletrace.lowering.variants import Choice, Variant, choose
 
 # ---- predicates: None, or the reason to decline
@@ -35,8 +35,7 @@ def fill_is_zero(eqn: Eqn, ctx: SelectContext) -> str | None:
 
 def tma_fits(eqn: Eqn, ctx: SelectContext) -> str | None:
   src, dst = eqn.refs
-  plan = tma_plan(src, dst, ctx.layouts[dst.root], ctx.facts)
-  return plan if isinstance(plan, str) else None
+  return _no_tma(src, dst, ctx, proven=True)
 
 
 def cp_async_fits(eqn: Eqn, ctx: SelectContext) -> str | None:
@@ -91,7 +90,7 @@ def tma_can_store(eqn: Eqn, ctx: SelectContext) -> str | None:
     return "the tile's last dimension is not contiguous in memory"
   if ref.type.dtype.itemsize != 2:
     return f"stmatrix stages 16-bit elements, these have {8 * ref.type.dtype.itemsize} bits"
-  return global_refusal(ref) or store_refusal(ref, ctx.facts)
+  return global_refusal(ref) or start_refusal(ref, ctx.facts)
 
 
 def staging_rows_fit(eqn: Eqn, ctx: SelectContext) -> str | None:
@@ -217,7 +216,8 @@ def _copy_async(eqn: Eqn, ctx: SelectContext) -> tuple[Eqn, Choice]:
   """The author chose; only whether it is possible is left to say."""
   src, dst = eqn.refs
   storing = (src.type.space, dst.type.space) == (Space.SHARED, Space.GLOBAL)
-  tma = Variant("tma", (fill_is_zero, (lambda e, c: _cannot_store(dst, src, c)) if storing else tma_fits))
+  outside, inside = (dst, src) if storing else (src, dst)
+  tma = Variant("tma", (fill_is_zero, lambda e, c: _no_tma(outside, inside, c, proven=False)))
   cp_async = Variant("cp_async", (is_global_to_shared, fill_is_zero, cp_async_fits))
   forced = eqn.params["dispatch"] or ("tma" if eqn.values or storing else None)
   choice = choose("copy_async", (tma, cp_async), eqn, ctx, forced=forced)
@@ -228,9 +228,10 @@ def _copy_async(eqn: Eqn, ctx: SelectContext) -> tuple[Eqn, Choice]:
   return eqn.replace(params={**eqn.params, **params}), choice
 
 
-def _cannot_store(outside: RefOperand, inside: RefOperand, ctx: SelectContext) -> str | None:
+def _no_tma(outside: RefOperand, inside: RefOperand, ctx: SelectContext, *, proven: bool) -> str | None:
+  """`proven`: whether it must be certain that TMA may start there; an author may know it."""
   plan = tma_plan(outside, inside, ctx.layouts[inside.root], ctx.facts)
-  return plan if isinstance(plan, str) else store_refusal(outside, ctx.facts, proven=False)
+  return plan if isinstance(plan, str) else start_refusal(outside, ctx.facts, proven=proven)
 
 
 # ---- loads and stores of values
