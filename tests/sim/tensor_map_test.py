@@ -110,6 +110,12 @@ def test_the_swizzle_follows_absolute_addresses(span):
     assert np.array_equal(load(spec, memory, (0, 0), dst, 4096), moved.reshape(-1))
 
 
+def test_stores_start_inside_the_tensor():
+  spec = TensorMapSpec(0, "bfloat16", (256, 8), (512,), (16, 8), 0, 0)
+  assert start_refusal(spec, (-8, -1)) is None and start_refusal(spec, (0, 0), storing=True) is None
+  assert all("before the tensor" in str(start_refusal(spec, at, storing=True)) for at in ((-8, 0), (0, -1)))
+
+
 def test_rows_narrower_than_the_swizzle_are_refused():
   def reason(columns, swizzle):
     return shape_refusal(TensorMapSpec(0, "bfloat16", (256, 8), (512,), (columns, 8), swizzle, 0))

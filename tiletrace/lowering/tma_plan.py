@@ -88,18 +88,19 @@ def global_refusal(ref: RefOperand) -> str | None:
   return None
 
 
-def start_refusal(ref: RefOperand, facts: Facts, *, proven: bool = True) -> str | None:
-  """What TMA asks of where a view of global memory starts: a multiple of 16 bytes along the contiguous dimension.
-  Kernels that loaded or stored elsewhere died of an illegal instruction on an H200.
+def start_refusal(ref: RefOperand, facts: Facts, *, proven: bool = True, storing: bool = False) -> str | None:
+  """What TMA asks of where a view of global memory starts: a multiple of 16 bytes along the contiguous dimension, and,
+  of a store, not before the array. Kernels that did otherwise died of an illegal instruction on an H200.
 
   Args:
     proven: whether that must be certain; else only what certainly starts elsewhere is refused.
   """
-  dim = ref.view.dims[-1]
-  start = facts[ref.dyn[dim.start.index] if isinstance(dim.start, Dyn) else dim.start]
-  if start.divisor * ref.type.dtype.itemsize % 16 == 0 or (not proven and start.lo < start.hi):
-    return None
-  return "the view does not provably start at a multiple of 16 bytes along its contiguous dimension"
+  starts = [facts[ref.dyn[d.start.index] if isinstance(d.start, Dyn) else d.start] for d in ref.view.dims]
+  if starts[-1].divisor * ref.type.dtype.itemsize % 16 and (proven or starts[-1].lo == starts[-1].hi):
+    return "the view does not provably start at a multiple of 16 bytes along its contiguous dimension"
+  if storing and any((s.lo if proven else s.hi) < 0 for s in starts):
+    return "the view does not provably start inside the array"
+  return None
 
 
 def tma_plan(outside: RefOperand, inside: RefOperand, layout: Layout, facts: Facts) -> TmaPlan | str:

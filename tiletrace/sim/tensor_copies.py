@@ -116,7 +116,8 @@ def _coordinates(m: Machine, op: Op) -> list[Any]:
   return m.registers.sources(op.inst.operands[i], op.inst.form.slots[i])
 
 
-def _box(m: Machine, address: int, coords: list[int], dst: int, by_element: bool = False) -> tuple[Any, Box]:
+def _box(m: Machine, address: int, coords: list[int], dst: int, *, storing: bool = False,
+         by_element: bool = False) -> tuple[Any, Box]:
   spec = m.launch.tensor_maps[tensor_map_at(m, address)]
   start = m.memory.arrays[spec.operand].address
   refused = tensor_map.refusal(start, spec, dst)
@@ -126,7 +127,7 @@ def _box(m: Machine, address: int, coords: list[int], dst: int, by_element: bool
     raise Violation("descriptor", f"{len(coords)} coordinates for a tensor map of {len(spec.dims)} dimensions")
   if (unknown := tensor_map.shape_refusal(spec)) is not None:
     raise Violation("descriptor", unknown)
-  if (refused := tensor_map.start_refusal(spec, coords)) is not None:
+  if (refused := tensor_map.start_refusal(spec, coords, storing=storing)) is not None:
     raise Violation("misaligned", refused, addresses=[dst])
   return spec, tensor_map.box(spec, start, coords, dst, by_element=by_element)
 
@@ -365,7 +366,7 @@ def _tma_store(m: Machine, op: Op) -> Act:
   def act(s: Strand, threads: np.ndarray, at: Any) -> None:
     for t, where, address in _each_thread(op, m, threads, coords, maps):
       src = int(local(m, *row, np.array([t]), slice(t, t + 1))[0])
-      spec, box = _box(m, address, where, src, by_element=reduces)
+      spec, box = _box(m, address, where, src, storing=True, by_element=reduces)
       m.shared.check(np.array([box.shared.min(), box.shared.max()]), box.itemsize, 1, [t])
       source = box.shared[box.inside] + m.shared_start[t]
       m.shared.check_valid(source, box.itemsize, [t])

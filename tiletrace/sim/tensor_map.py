@@ -56,13 +56,15 @@ def refusal(base_address: int, spec: TensorMapSpec, dst: int) -> str | None:
   return None
 
 
-def start_refusal(spec: TensorMapSpec, coords: Sequence[int]) -> str | None:
-  """What no tensor copy may do: start off 16 bytes along the innermost dimension; or None. The ISA's text does not say
-  so. Kernels that did died of an illegal instruction on an H200."""
+def start_refusal(spec: TensorMapSpec, coords: Sequence[int], *, storing: bool = False) -> str | None:
+  """What no tensor copy may do: start off 16 bytes along the innermost dimension, or, where it stores, before the
+  tensor; or None. The ISA's text does not say so. Kernels that did died of an illegal instruction on an H200."""
   start = coords[0] * spec.itemsize
   if start % 16:
     return (f"the innermost coordinate {coords[0]} of a tensor copy is {start} bytes, no multiple of 16: an illegal "
             "instruction")
+  if storing and min(coords) < 0:
+    return f"a store or reduction at the coordinates {list(coords)}, before the tensor: an illegal instruction"
   return None
 
 

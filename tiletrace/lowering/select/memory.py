@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 from tiletrace.core.errors import LoweringError
@@ -34,8 +35,7 @@ def fill_is_zero(eqn: Eqn, ctx: SelectContext) -> str | None:
 
 
 def tma_fits(eqn: Eqn, ctx: SelectContext) -> str | None:
-  src, dst = eqn.refs
-  return _no_tma(src, dst, ctx, proven=True)
+  return _no_tma(eqn, ctx, proven=True)
 
 
 def cp_async_fits(eqn: Eqn, ctx: SelectContext) -> str | None:
@@ -90,7 +90,7 @@ def tma_can_store(eqn: Eqn, ctx: SelectContext) -> str | None:
     return "the tile's last dimension is not contiguous in memory"
   if ref.type.dtype.itemsize != 2:
     return f"stmatrix stages 16-bit elements, these have {8 * ref.type.dtype.itemsize} bits"
-  return global_refusal(ref) or start_refusal(ref, ctx.facts)
+  return global_refusal(ref) or start_refusal(ref, ctx.facts, storing=True)
 
 
 def staging_rows_fit(eqn: Eqn, ctx: SelectContext) -> str | None:
@@ -216,8 +216,7 @@ def _copy_async(eqn: Eqn, ctx: SelectContext) -> tuple[Eqn, Choice]:
   """The author chose; only whether it is possible is left to say."""
   src, dst = eqn.refs
   storing = (src.type.space, dst.type.space) == (Space.SHARED, Space.GLOBAL)
-  outside, inside = (dst, src) if storing else (src, dst)
-  tma = Variant("tma", (fill_is_zero, lambda e, c: _no_tma(outside, inside, c, proven=False)))
+  tma = Variant("tma", (fill_is_zero, functools.partial(_no_tma, proven=False)))
   cp_async = Variant("cp_async", (is_global_to_shared, fill_is_zero, cp_async_fits))
   forced = eqn.params["dispatch"] or ("tma" if eqn.values or storing else None)
   choice = choose("copy_async", (tma, cp_async), eqn, ctx, forced=forced)
@@ -228,10 +227,12 @@ def _copy_async(eqn: Eqn, ctx: SelectContext) -> tuple[Eqn, Choice]:
   return eqn.replace(params={**eqn.params, **params}), choice
 
 
-def _no_tma(outside: RefOperand, inside: RefOperand, ctx: SelectContext, *, proven: bool) -> str | None:
+def _no_tma(eqn: Eqn, ctx: SelectContext, *, proven: bool) -> str | None:
   """`proven`: whether it must be certain that TMA may start there; an author may know it."""
+  outside, inside = sorted(eqn.refs, key=lambda r: r.type.space is not Space.GLOBAL)
   plan = tma_plan(outside, inside, ctx.layouts[inside.root], ctx.facts)
-  return plan if isinstance(plan, str) else start_refusal(outside, ctx.facts, proven=proven)
+  storing = eqn.refs[1] is outside
+  return plan if isinstance(plan, str) else start_refusal(outside, ctx.facts, proven=proven, storing=storing)
 
 
 # ---- loads and stores of values
