@@ -202,11 +202,13 @@ def _check_written(graph: TileGraph) -> None:
 
 def _check_not_zeroed(graph: TileGraph) -> None:
   """What is aliased is worth reading: zeroing all of it first, or just what is read next, loses the input."""
+  if not graph.aliases:
+    return
   names = {graph.outputs[o]: (graph.arg_names[i], graph.arg_names[graph.num_inputs + o]) for i, o in graph.aliases}
   made = {v: e for e in walk(graph.body) for v in e.outvars}
   read: set[Var] = set()
   zeroed: dict[RefOperand, Eqn] = {}
-  for eqn in walk(graph.body) if names else ():
+  for eqn in walk(graph.body):
     for effect in effects(eqn) if not eqn.blocks else ():
       ref = eqn.refs[effect.operand] if isinstance(effect, RefEffect) else None
       if ref is None or ref.root not in names:

@@ -209,8 +209,8 @@ def build_image(lowering: pipeline.Lowering, cubin: Cubin) -> KernelImage:
   pointers: list[Param] = [("operand", i) for i in operands]
   encoded: list[Param] = [("tensormap", i) for i in range(len(maps))]
   fingerprint = cache.digest(lowering.ptx)
-  cluster = (size, 1, 1) if (size := graph.options.cluster_size) > 1 else None
-  return KernelImage(graph.name, cubin.image, (math.prod(graph.options.grid), 1, 1), program.threads, cluster,
+  return KernelImage(graph.name, cubin.image, (math.prod(graph.options.grid), 1, 1), program.threads,
+                     graph.options.launch_cluster,
                      program.smem_bytes, (*pointers, *encoded), maps, graph.options.persistent, graph.loc.short(),
                      fingerprint, lowering.target.name)
 

@@ -211,12 +211,17 @@ def copies(row: Instr) -> Kernel:
       w.b(form, w.b.addr(own), source, nbytes, *extra)
       w.b(isa.CP_ASYNC_COMMIT)
       w.b(isa.CP_ASYNC_WAIT_GROUP, 0)
-      after = w.b.regs("b32", 4)
-      w.b(isa.LD_SHARED, after, w.b.addr(own), vec="v4", type="b32")
-      region = w.space(CELL * THREADS)
-      w.b(isa.ST_GLOBAL, w.address("outputs", CELL, region), after, vec="v4", type="b32")
-      w.keep_region(form, region, 4)
+      _keep_cell(w, form, own)
   return w.kernel()
+
+
+def _keep_cell(w: Writer, form: Form, own: Reg) -> None:
+  """Each thread's 16 bytes of shared memory, as a result of `form`."""
+  after = w.b.regs("b32", 4)
+  w.b(isa.LD_SHARED, after, w.b.addr(own), vec="v4", type="b32")
+  region = w.space(CELL * THREADS)
+  w.b(isa.ST_GLOBAL, w.address("outputs", CELL, region), after, vec="v4", type="b32")
+  w.keep_region(form, region, 4)
 
 
 # ---- matrices of a warp
@@ -249,11 +254,7 @@ def matrices(row: Instr) -> Kernel:
       continue
     w.b(form, w.b.addr(at), [w.load("b32", registers("b32", THREADS, 30 + i)) for i in range(count)])
     w.b(isa.BAR_SYNC_ALL, 0)
-    after = w.b.regs("b32", 4)
-    w.b(isa.LD_SHARED, after, w.b.addr(own), vec="v4", type="b32")
-    region = w.space(CELL * THREADS)
-    w.b(isa.ST_GLOBAL, w.address("outputs", CELL, region), after, vec="v4", type="b32")
-    w.keep_region(form, region, 4)
+    _keep_cell(w, form, own)
   return w.kernel()
 
 

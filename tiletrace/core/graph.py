@@ -164,6 +164,11 @@ class CallOptions:
   def cluster_size(self) -> int:
     return math.prod(self.cluster or ())
 
+  @property
+  def launch_cluster(self) -> tuple[int, int, int] | None:
+    """CTAs of a cluster along x, y, z, as the hardware counts them; the grid lies along x."""
+    return (self.cluster_size, 1, 1) if self.cluster_size > 1 else None
+
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class TileGraph:

@@ -101,9 +101,7 @@ class _Barriers:
 
 
 def _of(m: Machine) -> _Barriers:
-  if "barriers" not in m.units:
-    m.units["barriers"] = _Barriers(m)
-  return m.units["barriers"]
+  return m.unit(_Barriers)
 
 
 def _groups(m: Machine, threads: np.ndarray, ids: np.ndarray, counts: np.ndarray

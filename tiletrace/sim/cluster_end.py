@@ -44,6 +44,4 @@ class ClusterEnd:
 
 
 def cluster_end(m: Machine) -> ClusterEnd:
-  if "cluster end" not in m.units:
-    m.units["cluster end"] = ClusterEnd(m)
-  return m.units["cluster end"]
+  return m.unit(ClusterEnd)

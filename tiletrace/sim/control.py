@@ -192,8 +192,7 @@ class _PoolWait:
 
 @effect(isa.SETMAXNREG)
 def _setmaxnreg(m: Machine, op: Op) -> Act:
-  pool = m.units.setdefault("registers", None) or RegisterPool(m)
-  m.units["registers"] = pool
+  pool = m.unit(RegisterPool)
   n, up = op.inst.operands[0], op.inst.mods["dir"] == "inc"
   assert isinstance(n, int)
 

@@ -93,15 +93,11 @@ class Copies:
         continue
       left = np.intersect1d(copy.threads, threads)
       if len(left):
-        v = Violation("asynchronous at exit", "cp.async that nobody waited for", threads=left)
-        v.other = copy.op  # type: ignore[attr-defined]
-        raise v
+        raise Violation("asynchronous at exit", "cp.async that nobody waited for", threads=left, other=copy.op)
 
 
 def _copies(m: Machine) -> Copies:
-  if "copies" not in m.units:
-    m.units["copies"] = Copies(m)
-  return m.units["copies"]
+  return m.unit(Copies)
 
 
 @effect(isa.CP_ASYNC, isa.CP_ASYNC_ZFILL, isa.CP_ASYNC_CG, isa.CP_ASYNC_CG_ZFILL)

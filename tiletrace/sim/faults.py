@@ -45,12 +45,14 @@ class Violation(Exception):
     kind: a name of `KINDS`.
     threads: which threads of the CTA; empty for all of the instruction's.
     addresses: the bytes concerned.
+    other: the instruction that this one collides with, as the machine has it, or None.
   """
 
-  def __init__(self, kind: str, text: str, *, threads: Iterable[Any] = (), addresses: Iterable[Any] = ()):
+  def __init__(self, kind: str, text: str, *, threads: Iterable[Any] = (), addresses: Iterable[Any] = (),
+               other: Any = None):
     super().__init__(text)
     assert kind in KINDS, kind
-    self.kind, self.text = kind, text
+    self.kind, self.text, self.other = kind, text, other
     self.threads, self.addresses = tuple(int(t) for t in threads), tuple(int(a) for a in addresses)
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from tiletrace.sim.storage import resize
 from tiletrace.sim.strands import WARP, Strand, diverge, index, merge
 from tiletrace.sim.summary import Counters
 from tiletrace.sim.tables import EFFECTS, Act
+
+_Unit = TypeVar("_Unit")
 
 WARPGROUP = 128
 _ALONE = 1000          # instructions of a strand that is the only one, before it lets other clusters go on
@@ -117,7 +119,8 @@ class Machine:
     self.races: races.RaceDetector | None = None
     self.special = {name: np.zeros(self.threads, np.uint64 if name in ("clock64", "globaltimer", "gridid")
                                    else np.uint32) for name in SPECIAL}
-    self.units: dict[str, Any] = {}                                  # state of the functional units, by name
+    self._units: dict[Any, Any] = {}                                 # state of the functional units, by what made it
+    self.swizzles: dict[Any, int] = {}                               # of the tensor loads that ran, by instruction
     self.ready: list[Strand] = []
     self.blocked: list[tuple[Strand, Condition]] = []
     self.events: list[Event] = []
@@ -404,11 +407,17 @@ class Machine:
   def cta_of(self, thread: int) -> int:
     return self.cta + thread // self.cta_threads
 
+  def unit(self, make: Callable[[Machine], _Unit]) -> _Unit:
+    """The machine's one of a kind of functional unit, made at its first use."""
+    if make not in self._units:
+      self._units[make] = make(self)
+    return self._units[make]
+
   def fault(self, v: Violation, op: Op | None, s: Strand | None = None) -> Fault:
     threads = v.threads or (tuple(int(t) for t in s.threads) if s is not None else ())
     cta = self.cta_of(threads[0]) if threads else self.cta
     local = tuple(t % self.cta_threads for t in threads)
-    other = getattr(v, "other", None)
+    other = v.other
     return Fault(v.kind, self.program.entry.name, cta, v.text, op.place if op is not None else None,
                  other.place if other is not None else None, local, v.addresses)
 

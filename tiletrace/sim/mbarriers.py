@@ -136,9 +136,7 @@ class Mbarriers:
 
 
 def mbarriers(m: Machine) -> Mbarriers:
-  if "mbarriers" not in m.units:
-    m.units["mbarriers"] = Mbarriers(m)
-  return m.units["mbarriers"]
+  return m.unit(Mbarriers)
 
 
 def shared_addresses(m: Machine, x: Any, slot: Any) -> tuple[Row, int]:

@@ -74,6 +74,4 @@ class GlobalOrder:
 
 
 def global_order(m: Machine) -> GlobalOrder:
-  if "order" not in m.units:
-    m.units["order"] = GlobalOrder(m)
-  return m.units["order"]
+  return m.unit(GlobalOrder)

@@ -153,7 +153,7 @@ def _tma_load(m: Machine, op: Op) -> Act:
       bar, bar_start = _cta_local(m, window(*issuer.bar, only, one), t)
       m.shared.check(np.array([bar]), 8, 8, only)
       spec, box = _box(m, address, where, dst)
-      m.units.setdefault("swizzles", {})[op] = spec.swizzle
+      m.swizzles[op] = spec.swizzle
       m.shared.check(np.array([box.shared.min(), box.shared.max()]), box.itemsize, 1, [t])
       offsets = box.addresses - (m.memory.arrays[0].address - m.memory.arrays[0].offset)
       if mask is None:
@@ -310,10 +310,8 @@ class Groups:
     for t in threads.tolist():
       for store in [*self.open.get(t, []), *(s for g in self.closed.get(t, []) for s in g)]:
         if store.data is None:
-          v = Violation("asynchronous at exit", "a copy from shared memory that nobody waited for: its source may be "
-                        "gone before it is read", threads=[t])
-          v.other = store.op  # type: ignore[attr-defined]
-          raise v
+          raise Violation("asynchronous at exit", "a copy from shared memory that nobody waited for: its source may be "
+                          "gone before it is read", threads=[t], other=store.op)
     left = m.alive.copy()
     left[threads] = False
     for cta in np.unique(m.rank[threads]).tolist():
@@ -325,16 +323,12 @@ class Groups:
     m = self.machine
     for event in m.events:
       if isinstance(event, Load) and any(int(x[0]) // m.shared.span == cta for x in event.targets):
-        v = Violation("asynchronous at exit", f"the CTA ends before this is done: {event.describe()}",
-                      threads=[event.thread])
-        v.other = event.op  # type: ignore[attr-defined]
-        raise v
+        raise Violation("asynchronous at exit", f"the CTA ends before this is done: {event.describe()}",
+                        threads=[event.thread], other=event.op)
 
 
 def _groups(m: Machine) -> Groups:
-  if "bulk groups" not in m.units:
-    m.units["bulk groups"] = Groups(m)
-  return m.units["bulk groups"]
+  return m.unit(Groups)
 
 
 def _start_store(m: Machine, op: Op, thread: int, source: np.ndarray, target: np.ndarray, addresses: np.ndarray,

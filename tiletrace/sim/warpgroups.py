@@ -173,9 +173,7 @@ class Warpgroups:
     for number in np.unique(threads // WARPGROUP).tolist():
       flying = self.all[number].in_flight()
       if flying:
-        v = Violation("asynchronous at exit", "a wgmma that nobody waited for", threads=threads)
-        v.other = flying[0].op  # type: ignore[attr-defined]
-        raise v
+        raise Violation("asynchronous at exit", "a wgmma that nobody waited for", threads=threads, other=flying[0].op)
 
 
 def _wgmma_registers(op: Op) -> tuple[Reg, ...]:
@@ -185,9 +183,7 @@ def _wgmma_registers(op: Op) -> tuple[Reg, ...]:
 
 
 def warpgroups(m: Machine) -> Warpgroups:
-  if "warpgroups" not in m.units:
-    m.units["warpgroups"] = Warpgroups(m)
-  return m.units["warpgroups"]
+  return m.unit(Warpgroups)
 
 
 def _uniform(row: Any, at: slice, what: str) -> int:
@@ -286,15 +282,12 @@ def _check_swizzle(m: Machine, group: Warpgroup, op: Op, desc: int, what: str, o
   if fields.swizzle and fields.base_offset and fields.start % (8 * fields.swizzle) < 128:
     raise Violation("descriptor", f"{what} starts at {fields.start:#x}, where a pattern of {fields.swizzle} bytes "
                     f"begins, and has the base offset {fields.base_offset}", threads=where)
-  swizzles = m.units.get("swizzles", {})
-  if m.races is None or not swizzles:
+  if m.races is None or not m.swizzles:
     return
   for writer in m.races.writers(offsets, 16):
-    if swizzles.get(writer, fields.swizzle) != fields.swizzle:
-      v = Violation("descriptor", f"{what} is read with a swizzle of {fields.swizzle} bytes, TMA wrote it with "
-                    f"{swizzles[writer]}", threads=where, addresses=offsets[:1])
-      v.other = writer  # type: ignore[attr-defined]
-      raise v
+    if m.swizzles.get(writer, fields.swizzle) != fields.swizzle:
+      raise Violation("descriptor", f"{what} is read with a swizzle of {fields.swizzle} bytes, TMA wrote it with "
+                      f"{m.swizzles[writer]}", threads=where, addresses=offsets[:1], other=writer)
 
 
 def _for_warpgroups(m: Machine, op: Op, what: Any) -> Act:

@@ -54,7 +54,7 @@ def emit(program: Program, options: CompileOptions) -> Emitted:
   module = Module(target=program.target.name)
   smem = module.dynamic_shared("smem", align=1024)
   entry = module.entry(graph.name, (), program.threads, min_ctas=options.ctas_per_sm,
-                       cluster=(size, 1, 1) if (size := graph.options.cluster_size) > 1 else None)
+                       cluster=graph.options.launch_cluster)
   ctx = EmitContext(graph, program.layouts, program.offsets, program.target, entry, smem, Facts(graph), program.threads)
   roots = list(dict.fromkeys(graph.invars))
   entry.params = tuple(Param(f"arg{i}", "u64") for i in range(len(roots)))

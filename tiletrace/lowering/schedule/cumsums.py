@@ -1,41 +1,21 @@
 """Cumulative sums that cross warps: the totals of what each warp sums go through shared memory to all."""
 from __future__ import annotations
 
-import dataclasses
-
-from tiletrace.core.graph import Block, Eqn, Var
+from tiletrace.core.graph import Eqn, Var
 from tiletrace.core.ops import cumsum as ops
-from tiletrace.core.types import Space
+from tiletrace.core.types import TileType
 from tiletrace.lowering.layouts.cumulation import cumulation
 from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.layouts.shared import shared_layout
 from tiletrace.lowering.schedule.builder import Builder, whole
+from tiletrace.lowering.schedule.exchange import Exchange
 
 
-class CumsumLowering:
-  """Leaves only cumulative sums within a warp.
+class CumsumLowering(Exchange):
+  """Leaves only cumulative sums within a warp."""
 
-  Args:
-    syncs: whether to put syncs into the exchanges; else they are placed from the order of effects.
-
-  Attributes:
-    scratch: the shared buffers that the exchanges need, as equations.
-    notes: the report.
-  """
-
-  def __init__(self, layouts: dict[Var, Layout], *, syncs: bool = False):
-    self.layouts, self._syncs = layouts, syncs
-    self.scratch: list[Eqn] = []
-    self.notes: list[str] = []
-
-  def block(self, block: Block) -> Block:
-    eqns: list[Eqn] = []
-    for eqn in block.eqns:
-      if eqn.primitive is ops.cumsum_p:
-        eqns += self._cumsum(eqn)
-      else:
-        eqns.append(eqn.replace(blocks=tuple(map(self.block, eqn.blocks))) if eqn.blocks else eqn)
-    return dataclasses.replace(block, eqns=tuple(eqns))
+  def replace(self, eqn: Eqn) -> list[Eqn] | None:
+    return self._cumsum(eqn) if eqn.primitive is ops.cumsum_p else None
 
   def _cumsum(self, eqn: Eqn) -> list[Eqn]:
     """Two exchanges: each has a buffer of its own, so that the sync of one separates the uses of the other's."""
@@ -57,13 +37,10 @@ class CumsumLowering:
     return b.eqns
 
   def _exchange(self, b: Builder, value: Var, layout: Layout, hint: str) -> Var:
-    alloc = Builder(b.loc)
-    buffer = alloc.alloc(Space.SHARED, value.shape, value.dtype, hint)
-    self.layouts[buffer] = shared_layout(value.shape, value.dtype.itemsize * 8, 0)
-    self.scratch += alloc.eqns
+    assert isinstance(value.type, TileType)
+    buffer = self.buffer(b.loc, value.type, hint, shared_layout(value.shape, value.dtype.itemsize * 8, 0))
     b.store(whole(buffer), value, dispatch="direct")
-    if self._syncs:
-      b.sync()
+    self.sync(b)
     loaded = b.load(whole(buffer))
     self.layouts[loaded] = layout
     return loaded

@@ -1,18 +1,17 @@
 """Reductions that cross warps: each warp stores what it has in shared memory, and all read all of it after a sync."""
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from tiletrace.core import dtypes
-from tiletrace.core.graph import Atom, Block, Eqn, Primitive, RefOperand, Var, prefixed
+from tiletrace.core.graph import Atom, Eqn, Primitive, RefOperand, Var, prefixed
 from tiletrace.core.ops import elementwise as ew, reduce as ops
-from tiletrace.core.types import Space, whole_view
+from tiletrace.core.types import TileType, whole_view
 from tiletrace.lowering.layouts.fragment import reduction, warp_partials
 from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.layouts.shared import shared_layout
 from tiletrace.lowering.schedule.builder import Builder, whole
+from tiletrace.lowering.schedule.exchange import Exchange
 
 _COMBINE: dict[Primitive, Primitive] = {ops.reduce_sum_p: ew.add_p, ops.reduce_prod_p: ew.mul_p,
                                         ops.reduce_max_p: ew.max_p, ops.reduce_min_p: ew.min_p}
@@ -25,30 +24,11 @@ def combining(reduction: Primitive, dtype: np.dtype) -> Primitive:
   return (_COMBINE_BOOLS if dtype == dtypes.bool_ else _COMBINE)[reduction]
 
 
-class ReductionLowering:
-  """Leaves only reductions within a warp.
+class ReductionLowering(Exchange):
+  """Leaves only reductions within a warp."""
 
-  Args:
-    syncs: whether to put syncs around the exchange; else they are placed from the order of effects.
-
-  Attributes:
-    scratch: the shared buffers that the exchanges need, as equations.
-    notes: the report.
-  """
-
-  def __init__(self, layouts: dict[Var, Layout], *, syncs: bool = False):
-    self.layouts, self._syncs = layouts, syncs
-    self.scratch: list[Eqn] = []
-    self.notes: list[str] = []
-
-  def block(self, block: Block) -> Block:
-    eqns: list[Eqn] = []
-    for eqn in block.eqns:
-      if eqn.primitive in ops.REDUCTIONS:
-        eqns += self._reduce(eqn)
-      else:
-        eqns.append(eqn.replace(blocks=tuple(map(self.block, eqn.blocks))) if eqn.blocks else eqn)
-    return dataclasses.replace(block, eqns=tuple(eqns))
+  def replace(self, eqn: Eqn) -> list[Eqn] | None:
+    return self._reduce(eqn) if eqn.primitive in ops.REDUCTIONS else None
 
   def _reduce(self, eqn: Eqn) -> list[Eqn]:
     """16-bit floats are summed in f32, between warps too."""
@@ -80,13 +60,13 @@ class ReductionLowering:
     parts = partials.shape[0]
     (partial,) = b.bind(ops.reduce_partial_p, (x,), {"op": eqn.primitive.name, "axes": axes, "parts": parts})
     self.layouts[partial] = partials
-    buffer = self._allocate(eqn, partial)
+    assert isinstance(partial.type, TileType)
+    scratch = shared_layout(partial.shape, max(8, partial.dtype.itemsize * 8), 0)
+    buffer = self.buffer(eqn.loc, partial.type, "partials", scratch)
     self.notes.append(f"{eqn.loc.short()}  {eqn.primitive}: {parts} warps share a result, exchanged in shared memory")
-    if self._syncs:
-      b.sync()
+    self.sync(b)
     b.store(whole(buffer), partial, dispatch="direct")
-    if self._syncs:
-      b.sync()
+    self.sync(b)
     loaded = [self._keep(b.load(_part(buffer, p)), layout) for p in range(parts)]
     combine = combining(eqn.primitive, x.dtype)
     while len(loaded) > 1:
@@ -100,13 +80,6 @@ class ReductionLowering:
     if out.shape:
       self.layouts[out] = layout
     return out
-
-  def _allocate(self, eqn: Eqn, partial: Var) -> Var:
-    alloc = Builder(eqn.loc)
-    buffer = alloc.alloc(Space.SHARED, partial.shape, partial.dtype, "partials")
-    self.layouts[buffer] = shared_layout(partial.shape, max(8, partial.dtype.itemsize * 8), 0)
-    self.scratch += alloc.eqns
-    return buffer
 
 
 def _part(buffer: Var, part: int) -> RefOperand:
