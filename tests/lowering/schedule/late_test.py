@@ -174,8 +174,8 @@ def a_reduction_with_two_uses(total, v, y):
   y[...] = s
 
 
-def a_scaled_total(total, v, y):
-  total[...] = total[...] * 0.5 + tt.sum(v, axis=1)
+def a_total_scaled_after_the_sum(total, v, y):
+  total[...] = (total[...] + tt.sum(v, axis=1)) * 0.5
 
 
 def a_branch(total, v, y):
@@ -184,7 +184,7 @@ def a_branch(total, v, y):
 
 
 @pytest.mark.parametrize("body", [used_in_the_loop, another_op, a_function_of_the_reduction, a_reduction_with_two_uses,
-                                  a_scaled_total, a_branch], ids=lambda f: f.__name__)
+                                  a_total_scaled_after_the_sum, a_branch], ids=lambda f: f.__name__)
 def test_a_total_that_something_else_asks_for_is_complete_in_every_iteration(body):
   def kernel(x, y, z):
     total = tt.alloc_fragment((2,), F32)
@@ -198,6 +198,27 @@ def test_a_total_that_something_else_asks_for_is_complete_in_every_iteration(bod
   lowered, (got, _) = run(call, x)
   assert exchanges(lowered) > 0
   np.testing.assert_allclose(got, call(x)[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("factor", ["rows", "literal"])
+@pytest.mark.parametrize("trips", [0, 1, 5])
+def test_a_sum_that_is_rescaled_first_stays_apart_too(factor, trips):
+  def kernel(x, start, n, y):
+    total, top = tt.alloc_fragment((4,), F32), tt.alloc_fragment((4,), F32)
+    total[...], top[...] = start[...], 0
+    for k in tt.range(n[0]):
+      v = x[:, tt.block(k, 128)]
+      by = tt.exp(top[...] - 1) if factor == "rows" else 0.5
+      top[...] = tt.minimum(top[...], tt.max(v, axis=1))
+      total[...] = total[...] * by + tt.sum(v, axis=1)
+    y[...] = total[...]
+
+  x, start = np.random.default_rng(1).random((4, 640)).astype(F32), np.asarray([3, -2, 0, 1], F32)
+  n = np.asarray([trips], np.int32)
+  call = tt.tile_call(kernel, struct(4), grid=1)
+  lowered, (got,) = run(call, x, start, n)
+  assert "accumulates its own part" in lowered.as_text("schedule")
+  np.testing.assert_allclose(got, call(x, start, n), rtol=1e-5)
 
 
 def test_sums_of_16_bits_keep_their_rounding():

@@ -34,10 +34,10 @@ ARITHMETIC = (add_p, sub_p, mul_p, min_p, max_p) = tuple(map(Primitive, ("add", 
 INTEGER = (floordiv_p, mod_p, shift_left_p, shift_right_p) = tuple(
   map(Primitive, ("floordiv", "mod", "shift_left", "shift_right")))
 FLOAT = (
-  div_p, pow_p, exp_p, exp2_p, log_p, log2_p, sqrt_p, rsqrt_p, tanh_p, logistic_p, erf_p, sin_p, cos_p, floor_p,
+  div_p, pow_p, exp_p, exp2_p, exp2_approx_p, log_p, log2_p, sqrt_p, rsqrt_p, tanh_p, logistic_p, erf_p, sin_p, cos_p, floor_p,
   ceil_p,
 ) = tuple(map(Primitive, (
-  "div", "pow", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "logistic", "erf", "sin", "cos", "floor",
+  "div", "pow", "exp", "exp2", "exp2_approx", "log", "log2", "sqrt", "rsqrt", "tanh", "logistic", "erf", "sin", "cos", "floor",
   "ceil")))
 BITWISE = (and_p, or_p, xor_p, not_p) = tuple(map(Primitive, ("and", "or", "xor", "not")))
 SIGNED = (neg_p, abs_p, sign_p) = tuple(map(Primitive, ("neg", "abs", "sign")))
@@ -200,7 +200,8 @@ def _floor_division(what: str, x: Operand, y: Operand) -> tuple[Tile, Tile]:
   """(quotient, remainder) of floats, computed in f32. A quotient that was rounded to the integer beside its floor (or
   made by a reciprocal, as XLA does for constants) shows in the remainder, and is set right."""
   dtype = promoted(what, x, y)
-  x, y = (v.astype(dtypes.promote(v.dtype, dtypes.f32)) if isinstance(v, Tile) else v for v in (x, y))
+  wide = dtype if dtype == dtypes.f64 else dtypes.f32
+  x, y = (v.astype(wide) if isinstance(v, Tile) else v for v in (x, y))
   quotient = floor(divide(x, y))
   product = multiply(quotient, y)
   if isinstance(y, Tile):
@@ -373,9 +374,13 @@ def exp(x: Any) -> Any:
   return _float(exp_p, "exp", math.exp, x)
 
 
-def exp2(x: Any) -> Any:
-  """2 ** x."""
-  return _float(exp2_p, "exp2", lambda v: 2.0 ** v, x)
+def exp2(x: Any, *, approximate: bool = False) -> Any:
+  """2 ** x.
+
+  Args:
+    approximate: results below 2**-126 are zero: one instruction of a GPU (PTX ISA, ex2.approx.ftz) instead of four.
+  """
+  return _float(exp2_approx_p if approximate else exp2_p, "exp2", lambda v: 2.0 ** v, x)
 
 
 def log(x: Any) -> Any:

@@ -6,13 +6,15 @@ a loop, one iteration's groups: ptxas keeps only those asynchronous (C7514 other
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Set
 
 from tiletrace.core import dtypes
 from tiletrace.core.effects import Access, RefEffect
 from tiletrace.core.graph import Block, Eqn, Literal, Var, walk
 from tiletrace.core.ops import mma
-from tiletrace.core.ops.elementwise import gt_p
+from tiletrace.core.ops.elementwise import cast_p, gt_p
+from tiletrace.core.ops.memory import store_p
 from tiletrace.core.rules import effects, type_rules
 from tiletrace.core.types import RefType, Space
 
@@ -54,6 +56,33 @@ def conflicts(eqn: Eqn, group: Pending) -> bool:
   if group.acc in reads | writes or (group.a_fragment is not None and group.a_fragment in writes):
     return True
   return bool(group.shared & writes) or (bool(eqn.blocks) and any(gemms_in(b) for b in eqn.blocks))
+
+
+def sink_casts(block: Block) -> tuple[Block, dict[Eqn, Eqn]]:
+  """Moves the cast of what is stored into a gemm's A fragment to right before the store.
+
+  ptxas may give the cast's result the registers of A, which a group in flight still reads (C7513): the wait before the
+  store has to stand before the cast.
+
+  Returns:
+    the block, and for each such cast its store.
+  """
+  fragments = {g.refs[0].root for g in block.eqns if g.primitive is mma.gemm_p and g.params["a_in"] == "ref" and (
+      g.refs[0].type.space is Space.FRAGMENT)}
+  made = {v: e for e in block.eqns for v in e.outvars}
+  uses = Counter(a for e in walk(block) for a in e.invars if isinstance(a, Var))
+  uses.update(a for a in block.outs if isinstance(a, Var))
+  sunk: dict[Eqn, Eqn] = {}
+  for store in block.eqns:
+    if store.primitive is store_p and store.refs[0].root in fragments and isinstance(store.values[0], Var):
+      cast = made.get(store.values[0])
+      if cast is not None and cast.primitive is cast_p and uses[store.values[0]] == 1:
+        sunk[cast] = store
+  if not sunk:
+    return block, sunk
+  before = {store: cast for cast, store in sunk.items()}
+  eqns = tuple(e for eqn in block.eqns if eqn not in sunk for e in ((before[eqn], eqn) if eqn in before else (eqn,)))
+  return dataclasses.replace(block, eqns=eqns), sunk
 
 
 def stays_in_flight(loop: Eqn, pushes: Set[Eqn]) -> bool:

@@ -6,7 +6,14 @@ import dataclasses
 from tiletrace.core.graph import Atom, Block, Eqn, RefOperand, Var, prefixed, walk, with_refs
 from tiletrace.core.ops import elementwise, mma
 from tiletrace.lowering.facts import Facts
-from tiletrace.lowering.schedule.asynchrony import Pending, accesses, conflicts, pending_of, stays_in_flight
+from tiletrace.lowering.schedule.asynchrony import (
+  Pending,
+  accesses,
+  conflicts,
+  pending_of,
+  sink_casts,
+  stays_in_flight,
+)
 from tiletrace.lowering.schedule.builder import Builder, RingState
 from tiletrace.lowering.schedule.rings import Ring, Segment
 
@@ -76,13 +83,14 @@ class Consumer:
     out: list[Eqn] = []
     groups: list[_Group] = []
     opened: list[_Live] = []
+    block, defining = sink_casts(block)
     for eqn in block.eqns:
       if eqn in self._pushes:
         continue
       b = Builder(eqn.loc)
       for resources, segment in self._starts.get(eqn, ()):
         opened.append(self._acquire(b, resources, segment, block))
-      conflicting = (i for i in reversed(range(len(groups))) if conflicts(eqn, groups[i].pending))
+      conflicting = (i for i in reversed(range(len(groups))) if conflicts(defining.get(eqn, eqn), groups[i].pending))
       self._complete(b, groups, next(conflicting, -1))
       out += b.eqns
       group = self._equation(eqn, out)

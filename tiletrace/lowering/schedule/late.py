@@ -6,7 +6,7 @@ from collections import Counter
 
 from tiletrace.core import dtypes
 from tiletrace.core.graph import Atom, Block, Eqn, Literal, Var, walk
-from tiletrace.core.ops import memory, reduce as ops
+from tiletrace.core.ops import elementwise, memory, reduce as ops
 from tiletrace.core.ops.control import for_loop_p
 from tiletrace.core.ops.relayout import relayout_p
 from tiletrace.core.ops.shape import broadcast_in_dim_p, reshape_p
@@ -22,13 +22,15 @@ _MOST_REGISTERS = 32                                        # of a thread's part
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class _Accumulation:
-  """`total = total op arrange(reduce(x))`, in a loop that does nothing else with the total.
+  """`total = total op arrange(reduce(x))`, in a loop that does nothing else with the total; a sum may be rescaled first,
+  `total = total * factor + arrange(reduce(x))`.
 
   Attributes:
     reduce: the reduction. `arranged`: the equations between it and `combine`, in order.
     combine: the elementwise op. `place`: of the total among its operands.
     load, store: of the fragment that holds the total; None where the loop carries it as `carried`.
     parts: layout of the threads' parts.
+    scale: the multiplication of a rescaled total. It, and the total, stay in the loop. `factor`: its other operand.
   """
   reduce: Eqn
   arranged: tuple[Eqn, ...]
@@ -38,9 +40,12 @@ class _Accumulation:
   store: Eqn | None
   carried: int
   parts: Layout
+  scale: Eqn | None = None
+  factor: Atom | None = None
 
   def gone(self) -> set[Eqn]:
-    return {e for e in (self.reduce, *self.arranged, self.combine, self.load, self.store) if e is not None}
+    kept = () if self.scale is not None else (self.load, self.store)
+    return {e for e in (self.reduce, *self.arranged, self.combine, *kept) if e is not None}
 
 
 class LateReductions:
@@ -71,8 +76,10 @@ class LateReductions:
     outs, outvars = list(body.outs), list(loop.outvars)
     for f in found:
       parts = self._accumulate(f, before, replaced)
+      if f.store is not None and f.scale is not None:
+        replaced[f.store] = [f.store.replace(invars=(*f.store.invars[:-1], f.scale.outvars[0]))]
       if f.load is None:
-        outs[f.carried] = body.invars[1 + f.carried]
+        outs[f.carried] = f.scale.outvars[0] if f.scale is not None else body.invars[1 + f.carried]
         outvars[f.carried] = self._like(loop.outvars[f.carried])
       self._finish(f, parts, after, outvars[f.carried] if f.load is None else None, loop)
       self.notes.append(f"{f.reduce.loc.short()}  {f.reduce.primitive}: each thread accumulates its own part, of "
@@ -91,12 +98,32 @@ class LateReductions:
     b = Builder(f.reduce.loc)
     params = {"op": op.name, "axes": f.reduce.params["axes"], "parts": f.parts.valid[0]}
     (mine,) = b.bind(ops.reduce_thread_p, (x,), params)
-    so_far = b.load(whole(parts))
-    (joined,) = b.bind(f.combine.primitive, (so_far, mine), f.combine.params)
-    b.store(whole(parts), joined)
-    self.layouts |= dict.fromkeys((mine, so_far, joined), f.parts)
     replaced[f.reduce] = b.eqns
+    update = Builder(f.combine.loc)       # where the total was updated: there its factor is known
+    so_far = update.load(whole(parts))
+    self.layouts |= dict.fromkeys((mine, so_far), f.parts)
+    scaled = self._scaled(f, update, so_far) if f.scale is not None else so_far
+    (joined,) = update.bind(f.combine.primitive, (scaled, mine), f.combine.params)
+    update.store(whole(parts), joined)
+    self.layouts[joined] = f.parts
+    if f.scale is None:
+      replaced[f.reduce] += update.eqns
+    else:
+      replaced[f.combine] = update.eqns
     return parts
+
+  def _scaled(self, f: _Accumulation, b: Builder, so_far: Var) -> Var:
+    """so_far * factor. As with any sum in another order, what is not finite may differ: an infinite factor makes NaN of
+    a part that is nothing yet."""
+    factor = f.factor
+    assert f.scale is not None and factor is not None
+    if isinstance(factor, Var) and factor.shape:
+      axes = tuple(range(1, 1 + len(factor.shape)))
+      (factor,) = b.bind(broadcast_in_dim_p, (factor,), {"shape": so_far.shape, "broadcast_dimensions": axes})
+      self.layouts[factor] = f.parts
+    (scaled,) = b.bind(f.scale.primitive, (so_far, factor), f.scale.params)
+    self.layouts[scaled] = f.parts
+    return scaled
 
   def _finish(self, f: _Accumulation, parts: Var, after: Builder, carried: Var | None, loop: Eqn) -> None:
     """total = total op arrange(reduce(parts)), by the equations that stood in the loop."""
@@ -181,9 +208,24 @@ class _Finder:
     alike = not eqn.outvars[0].shape or finished.layout == self.layouts[eqn.outvars[0]]
     return parts if alike else None
 
+  def _is_total(self, v: Atom, out: Var) -> bool:
+    """A value that the loop carries, or loads from a fragment, of the total's shape."""
+    if not isinstance(v, Var) or v.shape != out.shape:
+      return False
+    made = self.made.get(v)
+    return v in self.body.invars[1:] or (made is not None and made.primitive is memory.load_p)
+
   def _total(self, combine: Eqn, place: int, found: _Accumulation) -> _Accumulation | None:
     """Where the total lives: a fragment that nothing else in the loop touches, or a value that the loop carries."""
     total, out = combine.values[place], combine.outvars[0]
+    scale = self.made.get(total) if isinstance(total, Var) else None
+    if scale is not None and scale.primitive is elementwise.mul_p and found.reduce.primitive is ops.reduce_sum_p:
+      place = next((i for i, v in enumerate(scale.values) if self._is_total(v, combine.outvars[0])), -1)
+      factor = scale.values[1 - place]
+      alike = not isinstance(factor, Var) or not factor.shape or self.layouts[factor] == self.layouts[out]
+      if place < 0 or self.uses[total] != 1 or not alike:
+        return None
+      total, found = scale.values[place], dataclasses.replace(found, scale=scale, factor=factor)
     if not isinstance(total, Var) or self.uses[total] != 1 or self.uses[out] != 1:
       return None
     if total in self.body.invars[1:]:

@@ -60,6 +60,11 @@ def shared_uses(eqn: Eqn) -> set[Var]:
   return {r.root for e in (eqn, *inner) for r in e.refs if r.type.space is Space.SHARED}
 
 
+def _refills(eqn: Eqn, buffer: Var) -> bool:
+  """A copy of a block inside the equation writes the buffer: what it held before is gone, or never asked for again."""
+  return any(e.primitive.name == "copy" and e.refs[1].root is buffer for b in eqn.blocks for e in walk(b))
+
+
 def _is_push(eqn: Eqn, buffer: Var, stages: int, fillable: Callable[[Var], bool]) -> bool:
   if eqn.primitive.name != "copy":
     return False
@@ -139,9 +144,11 @@ def _collect(block: Block, stages: int, refused: set[Var], out: dict, notes: lis
     if eqn.primitive.name == "copy" and eqn.refs[1].type.space is Space.SHARED and eqn.refs[1].root not in refused:
       pushes.append((i, eqn))  # whatever else writes the buffer is refused
   spans: list[tuple[int, Eqn, int, int]] = []
-  for n, (i, eqn) in enumerate(pushes):
+  later = {eqn for _, eqn in pushes}
+  for i, eqn in pushes:
     buffer = eqn.refs[1].root
-    end = next((j for j, other in pushes[n + 1:] if other.refs[1].root is buffer), len(block.eqns))
+    end = next((j for j in range(i + 1, len(block.eqns)) if _refills(block.eqns[j], buffer) or (
+        block.eqns[j] in later and block.eqns[j].refs[1].root is buffer)), len(block.eqns))
     uses = [j for j in range(i + 1, end) if buffer in shared_uses(block.eqns[j])]
     if not uses:
       refused.add(buffer)
@@ -163,7 +170,8 @@ def _collect(block: Block, stages: int, refused: set[Var], out: dict, notes: lis
 
 
 def uses_outside_segments(graph: TileGraph, rings: list[Ring]) -> dict[Var, Eqn]:
-  """Ring buffers that are used where no push reaches: before the first copy of the block, or in another block."""
+  """Ring buffers that are used where no push of their block reaches: before its first copy, after a loop or branch that
+  copies, or in another block."""
   bad: dict[Var, Eqn] = {}
 
   def visit(block: Block, live: frozenset[Var]) -> None:
@@ -175,6 +183,8 @@ def uses_outside_segments(graph: TileGraph, rings: list[Ring]) -> dict[Var, Eqn]
       for v in used - live:
         if not eqn.blocks:
           bad.setdefault(v, eqn)
+      refilled = {v for v in ring_of if eqn.blocks and _refills(eqn, v)}
+      live = live - refilled
       for inner in eqn.blocks:
         visit(inner, live)
 

@@ -33,7 +33,8 @@ _FUNCTIONS: dict[Primitive, Callable[..., Any]] = {
   ops.shift_left_p: lax.shift_left, ops.shift_right_p: _shift_right,
   ops.eq_p: lax.eq, ops.ne_p: lax.ne, ops.lt_p: lax.lt, ops.le_p: lax.le, ops.gt_p: lax.gt, ops.ge_p: lax.ge,
   ops.select_p: lax.select, ops.isnan_p: lambda x: lax.ne(x, x),
-  ops.exp_p: lax.exp, ops.exp2_p: lax.exp2, ops.log_p: lax.log, ops.log2_p: jnp.log2, ops.sqrt_p: lax.sqrt,
+  ops.exp_p: lax.exp, ops.exp2_p: lax.exp2, ops.exp2_approx_p: lax.exp2, ops.log_p: lax.log,
+  ops.log2_p: jnp.log2, ops.sqrt_p: lax.sqrt,
   ops.rsqrt_p: lax.rsqrt, ops.tanh_p: lax.tanh, ops.logistic_p: lax.logistic, ops.erf_p: lax.erf,
   ops.sin_p: lax.sin, ops.cos_p: lax.cos,
 }
@@ -71,7 +72,7 @@ def _rounded_jvp(dtype: np.dtype, primals: tuple[jax.Array], tangents: tuple[jax
   return _rounded(*primals, dtype), tangents[0]
 
 
-def _register(primitive: Primitive, fn: Callable[..., Any]) -> None:
+def register(primitive: Primitive, fn: Callable[..., Any]) -> None:
   @xla_rules.register(primitive)
   def rule(m: Machine, eqn: Eqn) -> Sequence[jax.Array]:
     out = eqn.outvars[0].type
@@ -80,7 +81,7 @@ def _register(primitive: Primitive, fn: Callable[..., Any]) -> None:
 
 
 for _primitive, _fn in _FUNCTIONS.items():
-  _register(_primitive, _fn)
+  register(_primitive, _fn)
 
 
 @xla_rules.register(ops.cast_p)
