@@ -3,74 +3,28 @@ from __future__ import annotations
 
 import dataclasses
 
-from tiletrace.core.effects import Access, RefEffect
 from tiletrace.core.graph import Atom, Block, Eqn, Literal, RefOperand, TileGraph, Var, prefixed, walk
-from tiletrace.core.rules import effects
-from tiletrace.core.types import RefType, Space
 from tiletrace.lowering.schedule.builder import Builder, RingState
 from tiletrace.lowering.schedule.consumer import RingResources
 from tiletrace.lowering.schedule.fill import FillLoop, Push, drain, fill, is_async, lag_of
+from tiletrace.lowering.schedule.mail import Mailbox, Phase
 from tiletrace.lowering.schedule.rings import Ring, is_tma
+from tiletrace.lowering.schedule.slice import Slice, written_arrays
 from tiletrace.lowering.select.memory import ThreadCopy
 
 
-def slice_refusal(graph: TileGraph, rings: list[Ring]) -> str | None:
-  """Why the copies' addresses cannot be computed by a producer, or None."""
-  copies = dict.fromkeys(c for r in rings for s in r.segments for c in s.copies)
+def ring_slice(graph: TileGraph, rings: list[Ring]) -> Slice:
+  """What the producer of the rings computes, or why there can be none."""
+  return Slice(graph, (c for r in rings for s in r.segments for c in s.copies))
+
+
+def copied_from_written(graph: TileGraph, rings: list[Ring]) -> str | None:
+  """Why the copies cannot run ahead of the consumers: one reads what they write."""
   written = written_arrays(graph)
-  for copy in copies:
+  for copy in (c for r in rings for s in r.segments for c in s.copies):
     if copy.refs[0].root in written:
       return f"{copy.refs[0].root.hint or 'what is copied'} at {copy.loc.short()} is written by this kernel"
-  sliced = _slice(graph.body, set(copies), written)
-  bound = set(graph.invars) | {v for b in _blocks(sliced) for v in b.invars}
-  bound |= {v for e in walk(sliced) for v in e.outvars} | {v for r in rings for v in r.buffers}
-  for eqn in walk(sliced):
-    for a in eqn.invars:
-      if isinstance(a, Var) and a not in bound:
-        return f"what the copies need at {eqn.loc.short()} ({a.hint or a.type}) is computed by the consumers"
-  for eqn in walk(sliced):
-    if eqn.primitive.name == "while_loop" or (eqn.blocks and eqn.outvars):
-      return f"the loop at {eqn.loc.short()} carries values besides its copies"
   return None
-
-
-def written_arrays(graph: TileGraph) -> set[Var]:
-  return {e.refs[x.operand].root for e in walk(graph.body) if not e.blocks for x in effects(e)
-          if isinstance(x, RefEffect) and x.access is Access.WRITE}
-
-
-def _blocks(block: Block) -> list[Block]:
-  out = [block]
-  for eqn in block.eqns:
-    for inner in eqn.blocks:
-      out += _blocks(inner)
-  return out
-
-
-def _slice(block: Block, copies: set[Eqn], written: set[Var]) -> Block:
-  """The copies, the control flow around them, and every pure computation of a scalar (what is not used is dead code,
-  removed afterwards)."""
-  kept = []
-  for eqn in block.eqns:
-    if eqn in copies:
-      kept.append(eqn)
-    elif eqn.blocks:
-      if any(e in copies for b in eqn.blocks for e in walk(b)):
-        kept.append(eqn.replace(blocks=tuple(_slice(b, copies, written) for b in eqn.blocks)))
-    elif _is_scalar(eqn, written):
-      kept.append(eqn)
-  return dataclasses.replace(block, eqns=tuple(kept), outs=())
-
-
-def _is_scalar(eqn: Eqn, written: set[Var]) -> bool:
-  if len(eqn.outvars) != 1:
-    return False
-  type_ = eqn.outvars[0].type
-  if getattr(type_, "shape", None) != () or isinstance(type_, RefType):
-    return False
-  if eqn.primitive.name == "load":
-    return eqn.refs[0].type.space is Space.GLOBAL and eqn.refs[0].root not in written
-  return not effects(eqn)
 
 
 class Producer:
@@ -78,16 +32,17 @@ class Producer:
 
   Args:
     plans: how a warpgroup makes each copy that TMA does not. Without any, the block is for one thread.
+    mail: the scalars that the consumers send, and the producer's phases.
   """
 
-  def __init__(self, rings: list[RingResources], states: dict[RingResources, RingState], plans: dict[Eqn, ThreadCopy]):
-    self.states, self.plans = states, plans
+  def __init__(self, rings: list[RingResources], states: dict[RingResources, RingState], plans: dict[Eqn, ThreadCopy],
+               mail: dict[Var, tuple[Mailbox, Phase]]):
+    self.states, self.plans, self.mail = states, plans, mail
     self._of = {c: (r, s) for r in rings for s in r.ring.segments for c in s.copies}
 
-  def block(self, graph: TileGraph) -> Block:
+  def block(self, sliced: Slice) -> Block:
     """The whole kernel's slice, before it is placed on the grid."""
-    written = written_arrays(graph)
-    return self._block(dataclasses.replace(_slice(graph.body, set(self._of), written), invars=()), {})
+    return self._block(dataclasses.replace(sliced.block, invars=()), {})
 
   def _block(self, block: Block, env: dict[Var, Atom], loop: Eqn | None = None) -> Block:
     """A block; `loop`: it is the body of this loop, whose operands are the producer's already."""
@@ -100,13 +55,22 @@ class Producer:
         if eqn is segment.copies[-1]:
           out += self._push(resources, segment.copies, env, around)
         continue
+      if not eqn.blocks and eqn.outvars[0] in self.mail:
+        out += self._receive(eqn, env)
+        continue
       moved = eqn.replace(invars=tuple(env.get(a, a) if isinstance(a, Var) else a for a in eqn.invars))
       inner = moved if eqn.primitive.name == "for_loop" else None
       blocks = tuple(self._block(b, env, inner) for b in eqn.blocks)
       out.append(moved.replace(blocks=blocks, outvars=tuple(self._fresh(v, env) for v in eqn.outvars)))
       if inner is not None:
         out += self._drain(eqn.blocks[0], blocks[0], moved)
-    return Block(invars, tuple(out), ())
+    return Block(invars, tuple(out), tuple(env.get(a, a) if isinstance(a, Var) else a for a in block.outs))
+
+  def _receive(self, eqn: Eqn, env: dict[Var, Atom]) -> list[Eqn]:
+    box, phase = self.mail[eqn.outvars[0]]
+    b = Builder(eqn.loc)
+    env[eqn.outvars[0]] = box.receive(b, phase, by_warpgroup=bool(self.plans))
+    return b.eqns
 
   # ---- arrivals that come late
 

@@ -28,8 +28,9 @@ from tiletrace.lowering.schedule.deferral import Deferred, defer_epilogue
 from tiletrace.lowering.schedule.epilogue import Staging, drain_stores, expand_store, make_staging, staged_stores
 from tiletrace.lowering.schedule.grid import lower_ids, place_on_grid
 from tiletrace.lowering.schedule.late import LateReductions
+from tiletrace.lowering.schedule.mail import Mailbox, Phase, send_all
 from tiletrace.lowering.schedule.multicast import shared_copies
-from tiletrace.lowering.schedule.producer import Producer, slice_refusal, written_arrays
+from tiletrace.lowering.schedule.producer import Producer, copied_from_written, ring_slice
 from tiletrace.lowering.schedule.program import Program
 from tiletrace.lowering.schedule.reductions import ReductionLowering
 from tiletrace.lowering.schedule.relayouts import RelayoutLowering
@@ -44,6 +45,7 @@ from tiletrace.lowering.schedule.resources import (
   register_budget,
 )
 from tiletrace.lowering.schedule.rings import Ring, find_rings, is_tma, uses_outside_segments
+from tiletrace.lowering.schedule.slice import Slice, written_arrays
 from tiletrace.lowering.schedule.syncs import place_syncs
 from tiletrace.lowering.select.memory import ThreadCopy, thread_copy
 from tiletrace.lowering.select.select import Selected, context, demote_copies
@@ -137,7 +139,7 @@ class _Scheduler:
     if outside:
       var, eqn = next(iter(outside.items()))
       return f"{var.hint or 'a buffer'} is used at {eqn.loc.short()}, where no copy in the same block reaches"
-    return slice_refusal(graph, rings)
+    return copied_from_written(graph, rings) or ring_slice(graph, rings).refusal
 
   # ---- a producer and its consumers
 
@@ -149,12 +151,17 @@ class _Scheduler:
     self.notes += shared.refusals
     resources = [self._resources(head, r, consumers, shared.axes) for r in rings]
     own = self._place_allocs(head, ring_vars)
+    sliced = ring_slice(graph, rings)
+    mail = [Mailbox.make(head, v, self.layouts, repeats=graph.options.persistent) for v in sliced.sent]
+    self.notes += [f"{e.loc.short()}  {v.hint or e.primitive} is computed by the consumers and sent to the producer"
+                   for v, e in sliced.sent.items()]
     expand, staging = self._epilogue(head, graph.body, consumers)
     beside = fragment_registers(graph, self.layouts) if any(r.by_threads for r in rings) else None
     budget = register_budget(consumers, self.target, beside)
     plans = self._plans(graph, rings, part_of(budget[0] if budget else None))
-    head.role(0, 1, budget[0] if budget else None, self._producer(graph, resources, plans))
-    head.role(1, consumers, budget[1] if budget else None, self._consumers(graph, resources, own, expand, staging))
+    head.role(0, 1, budget[0] if budget else None, self._producer(graph, sliced, resources, plans, mail))
+    work = self._consumers(graph, resources, own, expand, staging, mail)
+    head.role(1, consumers, budget[1] if budget else None, work)
     self._report(resources)
     return graph.replace(body=dataclasses.replace(graph.body, eqns=tuple(head.eqns))), WARPGROUP * (1 + consumers)
 
@@ -178,12 +185,15 @@ class _Scheduler:
     copies = [c for r in rings for s in r.segments for c in s.copies if not is_tma(c)]
     return {c: dataclasses.replace(thread_copy(c, ctx), part=part) for c in copies}
 
-  def _producer(self, graph: TileGraph, resources: list[RingResources], plans: dict[Eqn, ThreadCopy]) -> Block:
+  def _producer(self, graph: TileGraph, sliced: Slice, resources: list[RingResources], plans: dict[Eqn, ThreadCopy],
+                mail: list[Mailbox]) -> Block:
     """Ring states, then the sliced kernel on the grid: one elected thread where TMA makes all copies, else the whole
     warpgroup. It starts with phase 1: slots are empty."""
     b = Builder(graph.loc)
     states = {r: RingState.make(b, r.ring.slots, phase=1) for r in resources}
-    b.eqns += place_on_grid(Producer(resources, states, plans).block(graph), graph.options, Builder(graph.loc)).eqns
+    phases = {box.value: (box, Phase.make(b, box, 0)) for box in mail}
+    work = Producer(resources, states, plans, phases).block(sliced)
+    b.eqns += place_on_grid(work, graph.options, Builder(graph.loc)).eqns
     if plans:
       return b.block()
     role = Builder(graph.loc)
@@ -191,7 +201,7 @@ class _Scheduler:
     return role.block()
 
   def _consumers(self, graph: TileGraph, resources: list[RingResources], own: set[Var], expand: Expand,
-                 staging: Staging | None) -> Block:
+                 staging: Staging | None, mail: list[Mailbox]) -> Block:
     b = Builder(graph.loc)
     fragments = [e for e in graph.body.eqns if e.primitive is memory.alloc_p]
     body = dataclasses.replace(graph.body, eqns=tuple(e for e in graph.body.eqns if e not in set(fragments)))
@@ -199,6 +209,7 @@ class _Scheduler:
     states = {r: RingState.make(b, r.ring.slots) for r in resources}
     rewriter = Consumer(resources, states, graph.options.warpgroups, self.facts)
     work = self._ordered(expand(rewriter.block(body)), graph, own)
+    work = send_all(work, {box.value: (box, Phase.make(b, box, 1)) for box in mail})
     self.notes += rewriter.notes
     by_threads = any(r.ring.by_threads for r in resources)      # their producer takes the registers that deferral needs
     deferred = self._defer(work) if staging is not None and graph.options.persistent and not by_threads else None
