@@ -30,7 +30,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("core.batch",),
     ("lowering.target", "lowering.options", "lowering.layouts", "lowering.ptx", "layout"),
     ("lowering.facts", "lowering.hazards", "lowering.ownership", "lowering.shared_views", "lowering.tables",
-     "lowering.tma_plan", "lowering.wgmma_plan", "lowering.variants", "lowering.infer.constraints"),
+     "lowering.tma_plan", "lowering.wgmma_plan", "lowering.variants", "lowering.words", "lowering.infer.constraints"),
     ("lowering.infer",),
     ("lowering.select",),
     ("lowering.schedule",),

@@ -34,7 +34,8 @@ def test_sums_keep_the_dtype_and_accumulate_16_bit_floats_in_f32():
   eqns = trace(kernel, x=array(dtypes.bf16, 4, 8)).body.eqns
   assert [e.primitive.name for e in eqns] == ["load", "cast", "reduce_sum", "cast"]
   assert [e.outvars[0].dtype for e in eqns] == [dtypes.bf16, dtypes.f32, dtypes.f32, dtypes.bf16]
-  for dtype, want in ((dtypes.u8, dtypes.u8), (dtypes.i32, dtypes.i32), (dtypes.bool_, dtypes.i32)):
+  for dtype, want in ((dtypes.u8, dtypes.u32), (dtypes.i8, dtypes.i32), (dtypes.i32, dtypes.i32),
+                      (dtypes.f8e4m3, dtypes.f8e4m3), (dtypes.bool_, dtypes.i32)):
     assert trace_values(lambda v: v.sum(), (dtype, (8,))).dtype == want
   assert trace_values(lambda v: v.sum(dtype="float32"), (dtypes.bf16, (8,))).dtype == dtypes.f32
   assert trace_values(lambda v: v.mean(), (dtypes.i32, (8,))).dtype == dtypes.f32

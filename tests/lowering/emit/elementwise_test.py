@@ -11,8 +11,10 @@ import tiletrace as tt
 from tests.lowering.kernels import BF16, F16, F32, I32, assemble, count, lower, struct
 from tiletrace.core.errors import LoweringError
 
-U32, BOOL = np.uint32, np.bool_
-FLOATS, NUMBERS, INTEGERS = (F32, BF16, F16), (F32, BF16, F16, I32, U32), (I32, U32)
+U32, BOOL, E4M3, E5M2 = np.uint32, np.bool_, jnp.float8_e4m3fn, jnp.float8_e5m2
+FLOATS, INTEGERS = (F32, BF16, F16, E4M3, E5M2), (I32, U32, np.int8, np.uint8, np.int16, np.uint16)
+NUMBERS = (*FLOATS, *INTEGERS)
+DTYPES = (*NUMBERS, BOOL)
 OPS = {  # name -> (function, dtypes, operands)
   **{f.__name__: (f, NUMBERS, 2) for f in (tt.add, tt.subtract, tt.multiply, tt.minimum, tt.maximum, tt.equal, tt.less,
                                            tt.not_equal, tt.less_equal, tt.greater, tt.greater_equal)},
@@ -29,7 +31,7 @@ OPS = {  # name -> (function, dtypes, operands)
 }
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16, F16, I32, U32, BOOL], ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: np.dtype(d).name)
 @pytest.mark.parametrize("n", [5, 512])
 def test_every_operation_assembles(dtype, n):
   """One, and four, elements a thread; tiles, literals and scalars."""
@@ -39,7 +41,7 @@ def test_every_operation_assembles(dtype, n):
     a, b, c = x[...], y[...], s[...]
     for k, (f, args) in enumerate(functions):
       o[k, :] = f(*(a, b)[:args]).astype(o.dtype)
-      o[k, :] = (f(a, c) if args == 2 else f(c) + tt.zeros((n,), o.dtype)).astype(o.dtype)
+      o[k, :] = (f(a, c) if args == 2 else f(c).astype(o.dtype) + tt.zeros((n,), o.dtype)).astype(o.dtype)
       if args == 2:
         o[k, :] = f(True if dtype == BOOL else 3, a).astype(o.dtype)
 
@@ -47,18 +49,48 @@ def test_every_operation_assembles(dtype, n):
   assemble(lower(kernel, [x, x, struct(dtype=dtype)], struct(len(functions), n)))
 
 
-@pytest.mark.parametrize("to", [F32, BF16, F16, I32, U32, BOOL], ids=lambda d: np.dtype(d).name)
+def cast_kernel(*refs):
+  *xs, o = refs
+  for k, x in enumerate(xs):
+    o[k, :] = x[...].astype(o.dtype)
+    o[k, 0] = x[3].astype(o.dtype)
+
+
+@pytest.mark.parametrize("to", DTYPES, ids=lambda d: np.dtype(d).name)
 def test_every_cast_assembles(to):
-  sources = [F32, BF16, F16, I32, U32, BOOL]
-
-  def kernel(*refs):
-    *xs, o = refs
-    for k, x in enumerate(xs):
-      o[k, :] = x[...].astype(to)
-      o[k, 0] = x[3].astype(to)
-
-  lowered = lower(kernel, [struct(300, dtype=d) for d in sources], struct(len(sources), 300, dtype=to))
+  lowered = lower(cast_kernel, [struct(300, dtype=d) for d in DTYPES], struct(len(DTYPES), 300, dtype=to))
   assert assemble(lowered).registers < 128
+
+
+# Ties, the largest numbers of e4m3 (448) and e5m2 (57344) and what is just too large for them, subnormals, NaN.
+EDGES = np.array([447, 448, 456, 463.9, 464, 464.1, 480, 1e6, np.inf, -np.inf, -470, np.nan, 57344, 61439, 61440, 65536,
+                  -61440, 2**-10, 2**-11, 2**-16, 1.01 * 2**-17, 300, -300, 127.5, 128, -129, 0, 255.5, 33000], F32)
+
+
+@pytest.mark.parametrize("to", DTYPES, ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize("n", [5, 200])
+def test_casts_are_those_of_jax(to, n):
+  """Also where a number is too large: e4m3 gives NaN, e5m2 infinity, an integer its nearest."""
+  numbers = np.concatenate([EDGES, 20 * np.random.default_rng(0).standard_normal(200, F32)])[-n if n < 200 else 0:][:n]
+  xs = [np.asarray(jnp.asarray(numbers).astype(d)) for d in DTYPES]
+  call = tt.tile_call(cast_kernel, struct(len(DTYPES), n, dtype=to), grid=1, backend="sim")
+  want = np.stack([np.asarray(jnp.asarray(x).astype(to)) for x in xs])
+  want[:, 0] = want[:, 3]
+  np.testing.assert_array_equal(np.asarray(call(*xs)).astype(np.float64), want.astype(np.float64))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: np.dtype(d).name)
+def test_a_literal_is_stored_as_the_number_that_it_is(dtype):
+  def kernel(x, y):
+    y[...] = x[...]
+    y[1] = True if dtype == BOOL else 1
+    y[2:40] = False if dtype == BOOL else 3
+
+  x = np.arange(60).astype(dtype)
+  y = np.asarray(tt.tile_call(kernel, struct(60, dtype=dtype), grid=1, backend="sim")(x))
+  want = x.copy()
+  want[1], want[2:40] = 1, 0 if dtype == BOOL else 3
+  np.testing.assert_array_equal(y.view(np.uint8), want.view(np.uint8))
 
 
 def ptx(f, dtype=F32, n=128):
@@ -98,7 +130,7 @@ def test_min_and_max_keep_nan():
 
 @pytest.mark.parametrize(("f", "dtype", "said"), [
   (tt.sin, F32, "sin has no PTX form yet"), (lambda x: tt.power(x, 2.5), F32, "pow has a PTX form only for a literal"),
-  (lambda x: x + 1, np.int8, "i8 values have no registers on the GPU yet"),
+  (lambda x: x.astype(np.int64), np.int64, "i64 values have no registers on the GPU yet"),
 ])
 def test_what_has_no_form_yet_is_refused_with_its_line(f, dtype, said):
   with pytest.raises(LoweringError) as e:

@@ -105,18 +105,25 @@ def _axes(what: str, x: Tile, axis: Any) -> tuple[int, ...]:
 
 def _accumulated(primitive: Primitive, what: str, x: Any, axis: Any, keepdims: bool, dtype: Any) -> Tile:
   value = tile_argument(x, f"{what}: x")
-  to = dtypes.canonical(dtype) if dtype is not None else dtypes.i32 if value.dtype == dtypes.bool_ else value.dtype
+  to = dtypes.canonical(dtype) if dtype is not None else _counting(value.dtype)
   wide = dtypes.f32 if dtypes.is_float(to) and to.itemsize < 4 else to
   return _reduce(primitive, what, value.astype(wide), axis, keepdims).astype(to)
 
 
+def _counting(dtype: np.dtype) -> np.dtype:
+  """What jnp sums in: 32 bits for bool and narrower integers."""
+  if dtypes.is_float(dtype) or dtype.itemsize >= 4:
+    return dtype
+  return dtypes.u32 if dtype.kind == "u" else dtypes.i32
+
+
 def sum_(x: Any, axis: Any = None, *, keepdims: bool = False, dtype: Any = None) -> Tile:
-  """Sum over `axis` (all by default) in the dtype of x; bool sums to i32."""
+  """Sum over `axis` (all by default) in the dtype of x; bool and integers of 8 and 16 bits in 32 bits."""
   return _accumulated(reduce_sum_p, "sum", x, axis, keepdims, dtype)
 
 
 def prod(x: Any, axis: Any = None, *, keepdims: bool = False, dtype: Any = None) -> Tile:
-  """Product over `axis` (all by default) in the dtype of x; bool multiplies to i32."""
+  """Product over `axis` (all by default) in the dtype of x; bool and integers of 8 and 16 bits in 32 bits."""
   return _accumulated(reduce_prod_p, "prod", x, axis, keepdims, dtype)
 
 
@@ -145,7 +152,7 @@ def mean(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tile:
   value = tile_argument(x, "mean: x")
   to = value.dtype if dtypes.is_float(value.dtype) else dtypes.f32
   n = math.prod(value.shape[a] for a in _axes("mean", value, axis))
-  return (sum_(value, axis, keepdims=keepdims, dtype=dtypes.promote(to, dtypes.f32)) / n).astype(to)
+  return (sum_(value, axis, keepdims=keepdims, dtype=to if to == dtypes.f64 else dtypes.f32) / n).astype(to)
 
 
 def argmax(x: Any, axis: int | None = None, *, keepdims: bool = False) -> Tile:

@@ -11,22 +11,19 @@ from tiletrace.core.graph import Eqn
 from tiletrace.core.ops import elementwise as ew
 from tiletrace.lowering.emit import math_functions as fn
 from tiletrace.lowering.emit.context import EmitContext, emit_rules
-from tiletrace.lowering.emit.values import Elements, Operand, materialise, pack, register_class, unpack
+from tiletrace.lowering.emit.values import Operand, pack, register_class, unpack
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.module import Builder
 from tiletrace.lowering.ptx.registers import Reg
 
-_FLOATS = (dtypes.f32, dtypes.f16, dtypes.bf16)
-_UNSIGNED = (dtypes.u32,)
-
 
 def compute_type(dtype: np.dtype) -> str:
   """The PTX type that elements of `dtype` are computed in."""
-  if dtype in _FLOATS:
+  if dtypes.is_float(dtype):
     return "f32"
   if dtype == dtypes.bool_:
     return "pred"
-  return "u32" if dtype in _UNSIGNED else "s32"
+  return "u32" if dtype.kind == "u" else "s32"
 
 
 def operands(ctx: EmitContext, eqn: Eqn) -> tuple[int, list[list[Operand]]]:
@@ -221,22 +218,28 @@ def _cast(ctx: EmitContext, eqn: Eqn) -> None:
   if to == source:
     ctx.bind(eqn.outvars[0], ctx.read(eqn.values[0]))
     return
-  count, (xs,) = operands(ctx, eqn)
+  _, (xs,) = operands(ctx, eqn)
   b, kind, was = ctx.b, compute_type(to), compute_type(source)
-  if not any(isinstance(x, Reg) for x in xs):
-    xs = list(materialise(b, Elements(source, 1, (xs[0],))).regs) * count if was != "f32" or kind != "f32" else xs
-  result(ctx, eqn, [_convert(b, x, was, kind) for x in xs])
+  if kind != was and not any(isinstance(x, Reg) for x in xs):
+    xs = [_predicates(b, xs[:1])[0] if was == "pred" else _register(b, xs[0], was)] * len(xs)
+  result(ctx, eqn, [_convert(b, x, was, to) for x in xs])
 
 
-def _convert(b: Builder, x: Operand, was: str, kind: str) -> Operand:
+def _convert(b: Builder, x: Operand, was: str, to: np.dtype) -> Operand:
+  kind = compute_type(to)
   if was == kind:
     return x
   if was == "pred":
     return b.new(isa.SELP, 1.0, 0.0, x, type="f32") if kind == "f32" else b.new(isa.SELP, 1, 0, x, type="s32")
   if kind == "pred":
     return b.new(isa.SETP, x, 0.0 if was == "f32" else 0, cmp="neu" if was == "f32" else "ne", type=was)
-  if was == "f32":
-    return b.new(isa.CVT, x, rnd="rzi", to=kind, source="f32")
+  if was == "f32":  # NaN becomes 0, what is too large the nearest: cvt to 32 bits does so, narrower types here
+    whole = b.new(isa.CVT, x, rnd="rzi", to=kind, source="f32")
+    if to.itemsize == 4:
+      return whole
+    low, high = dtypes.range_of(to)
+    whole = b.new(isa.MIN, whole, high, type=kind)
+    return whole if kind == "u32" else b.new(isa.MAX, whole, low, type=kind)
   if kind == "f32":
     return b.new(isa.CVT, x, rnd="rn", to="f32", source=was)
   return x  # s32 <-> u32: the same bits

@@ -8,7 +8,7 @@ from tiletrace.core.errors import LoweringError
 from tiletrace.core.graph import Atom, Eqn, RefOperand, Var
 from tiletrace.core.ops import memory as ops
 from tiletrace.core.types import Space
-from tiletrace.lowering.emit import addressing
+from tiletrace.lowering.emit import addressing, narrow
 from tiletrace.lowering.emit.context import EmitContext, emit_rules
 from tiletrace.lowering.emit.global_access import GlobalAccess
 from tiletrace.lowering.emit.shared_access import SharedAccess
@@ -26,8 +26,6 @@ from tiletrace.lowering.emit.values import (
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.registers import Reg
 from tiletrace.lowering.tables import coordinates, stmatrix_rows
-
-_PACKED = (dtypes.f16, dtypes.bf16)
 
 
 @emit_rules.register(ops.alloc_p)
@@ -129,12 +127,12 @@ def collect(ctx: EmitContext, dtype: np.dtype, count: int, groups: list[list[int
   cls = "f32" if dtype == dtypes.f32 else "b32"
   for i, group in enumerate(groups):
     order += group
-    if vec_bytes == 2:
-      half = b.reg("b16")
+    if vec_bytes < 4:
+      part = b.reg("b16")
       if fill is not None:
-        b(isa.MOV, half, int(np.asarray(fill, dtype).view(np.uint16)), type="b16")
-      access(i, half, {"type": "b16"})
-      words.append(half)
+        b(isa.MOV, part, _fill_bits(dtype, fill) & (1 << 8 * vec_bytes) - 1, type="b16")
+      access(i, part, {"type": f"b{8 * vec_bytes}"})
+      words.append(part)
       continue
     regs = b.regs(cls, vec_bytes // 4)
     if fill is not None:
@@ -143,9 +141,11 @@ def collect(ctx: EmitContext, dtype: np.dtype, count: int, groups: list[list[int
     vec = {4: "", 8: "v2", 16: "v4"}[vec_bytes]
     access(i, regs if vec else regs[0], {"type": cls, "vec": vec})
     words += regs
-  if vec_bytes == 2:
+  if vec_bytes < 4:
     pairs = [*words, *([words[-1]] if len(words) % 2 else [])]
     words = [b.new(isa.PACK, pairs[i:i + 2], type="b32") for i in range(0, len(pairs), 2)]
+  if vec_bytes == 1:  # a byte in each half
+    words = [b.new(isa.PRMT, words[i], words[min(i + 1, len(words) - 1)], 0x6420) for i in range(0, len(words), 2)]
   loaded = Elements(dtype, count, tuple(words))
   inverse = np.argsort(order, kind="stable").tolist()
   return loaded if inverse == list(range(count)) else take(b, loaded, inverse)
@@ -189,10 +189,12 @@ def _scatter_flags(ctx: EmitContext, value: Elements, groups: list[list[int]], a
 def _fill_word(dtype: np.dtype, fill: Operand) -> Operand:
   if dtype == dtypes.f32:
     return float(fill)  # type: ignore[arg-type]
-  if dtype in _PACKED:
-    half = int(np.asarray(fill, dtype).view(np.uint16))
-    return half | half << 16
-  return int(fill)  # type: ignore[arg-type]
+  return _fill_bits(dtype, fill)
+
+
+def _fill_bits(dtype: np.dtype, fill: Operand) -> int:
+  """A register full of an element's bits."""
+  return narrow.bits(dtype, fill) * {1: 0x1010101, 2: 0x10001, 4: 1}[dtype.itemsize]
 
 
 def scatter(ctx: EmitContext, value: Elements, groups: list[list[int]], vec_bytes: int, access) -> None:
@@ -205,9 +207,14 @@ def scatter(ctx: EmitContext, value: Elements, groups: list[list[int]], vec_byte
   ordered = take(b, value, [r for g in groups for r in g])
   cls = "f32" if dtype == dtypes.f32 else "b32"
   if vec_bytes == 2:
-    halves = [h for r in ordered.regs for h in b.new(isa.UNPACK, r, type="b32")][:ordered.count]
+    halves = [h for r in ordered.regs for h in b.new(isa.UNPACK, r, type="b32")][:len(groups)]
     for i, half in enumerate(halves):
       access(i, half, {"type": "b16"})
+    return
+  if vec_bytes == 1:
+    for i in range(len(groups)):
+      word, byte = ordered.regs[i // 4], i % 4
+      access(i, b.new(isa.SHR, word, 8 * byte, type="u32") if byte else word, {"type": "b8"})
     return
   words, vec = vec_bytes // 4, {4: "", 8: "v2", 16: "v4"}[vec_bytes]
   for i in range(len(groups)):

@@ -14,6 +14,7 @@ from tiletrace.lowering.layouts.relayout import ShufflePlan, Swap, word_plan
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.registers import Reg
 from tiletrace.lowering.tables import coordinates
+from tiletrace.lowering.words import per_word
 
 _WHOLE_WARP = -1  # member mask
 
@@ -36,7 +37,7 @@ def _shuffles(ctx: EmitContext, eqn: Eqn) -> None:
     raise LoweringError(f"a relayout of {source.type} takes all threads of a warp, tt.elect() leaves one", loc=eqn.loc,
                         hint="compute it before tt.elect()")
   assert isinstance(source, Var)
-  plan = word_plan(ctx.layouts[source], ctx.layouts[out], source.dtype.itemsize)
+  plan = word_plan(ctx.layouts[source], ctx.layouts[out], per_word(source.dtype))
   assert plan is not None, "the scheduler takes shuffles where there is a plan"
   words: list[Operand] = list(materialise(b, ctx.read(source)).regs)
   if source.dtype == dtypes.bool_:

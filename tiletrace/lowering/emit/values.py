@@ -9,15 +9,16 @@ import numpy as np
 from tiletrace.core import dtypes
 from tiletrace.core.errors import LoweringError
 from tiletrace.core.source import Loc
+from tiletrace.lowering.emit import narrow
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.module import Builder
 from tiletrace.lowering.ptx.registers import Reg
+from tiletrace.lowering.words import num_words, per_word
 
 Operand = Reg | int | float  # a register, or a literal of a scalar (bool: 0 or 1)
 
-_CLASS = {dtypes.f32: "f32", dtypes.i32: "b32", dtypes.u32: "b32", dtypes.bool_: "pred",
-          dtypes.f16: "b32", dtypes.bf16: "b32"}
-_PACKED = (dtypes.f16, dtypes.bf16)
+_CLASS = {dtypes.f32: "f32", dtypes.bool_: "pred", **dict.fromkeys(
+    (dtypes.i32, dtypes.u32, dtypes.f16, dtypes.bf16, *narrow.INTEGERS, *narrow.FLOATS8), "b32")}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -26,13 +27,17 @@ class Elements:
 
   Attributes:
     dtype: the element type.
-    count: elements per thread (1 for a scalar, which may be a literal).
-    regs: f32: one f32 register each; i32, u32: one b32 each; bool: one predicate each; f16, bf16: two elements in
-      each b32, the first in the low half (the last high half is unused where `count` is odd).
+    count: elements per thread (1 for a scalar, which may be a literal: its number, never its bits).
+    regs: f32: one f32 register each; i32, u32: one b32 each; bool: one predicate each; narrower ones: two or four in
+      each b32, the first in the low bits (the last upper parts are unused where `count` does not fill them).
   """
   dtype: np.dtype
   count: int
   regs: tuple[Operand, ...]
+
+  @property
+  def is_literal(self) -> bool:
+    return self.count == 1 and not isinstance(self.regs[0], Reg)
 
 
 def register_class(dtype: np.dtype, loc: Loc) -> str:
@@ -43,118 +48,119 @@ def register_class(dtype: np.dtype, loc: Loc) -> str:
   """
   if dtype not in _CLASS:
     raise LoweringError(f"{dtypes.short_name(dtype)} values have no registers on the GPU yet", loc=loc,
-                        hint="convert on the way: .astype(jnp.int32) or .astype(jnp.float32); "
-                             "f32, bf16, f16, i32, u32 and bool are supported")
+                        hint="convert on the way: .astype(jnp.int32) or .astype(jnp.float32); 64-bit types are not "
+                             "supported")
   return _CLASS[dtype]
 
 
-def num_registers(dtype: np.dtype, count: int) -> int:
-  return (count + 1) // 2 if dtype in _PACKED else count
-
-
 def allocate(b: Builder, dtype: np.dtype, count: int, loc: Loc) -> Elements:
-  return Elements(dtype, count, tuple(b.regs(register_class(dtype, loc), num_registers(dtype, count))))
+  return Elements(dtype, count, tuple(b.regs(register_class(dtype, loc), num_words(dtype, count))))
 
 
 def unpack(b: Builder, x: Elements) -> list[Operand]:
-  """One operand for each element, in the type it is computed in: f32 for every float."""
-  if x.dtype not in _PACKED:
+  """One operand for each element, in the type it is computed in: f32 for every float, 32 bits for every integer."""
+  if per_word(x.dtype) == 1:
     return list(x.regs)
-  if x.count == 1 and not isinstance(x.regs[0], Reg):
-    return [float(np.asarray(x.regs[0], x.dtype))]
+  if x.is_literal:
+    return [np.asarray(x.regs[0]).astype(x.dtype).item()]
   out: list[Operand] = []
   for r in x.regs:
-    out += _halves(b, x.dtype, r)
+    out += narrow.split(b, x.dtype, r)
   return out[:x.count]
 
 
-def _halves(b: Builder, dtype: np.dtype, r: Operand) -> tuple[Reg, Reg]:
-  if dtype == dtypes.bf16:  # a bf16 is the high half of the f32 of the same value
-    low, high = b.reg("f32"), b.reg("f32")
-    b(isa.SHL, _b32(b, low), r, 16, type="b32")
-    b(isa.AND, _b32(b, high), r, -65536, type="b32")
-    return low, high
-  h0, h1 = b.new(isa.UNPACK, r, type="b32")
-  return b.new(isa.CVT, h0, to="f32", source="f16"), b.new(isa.CVT, h1, to="f32", source="f16")
-
-
-def _b32(b: Builder, f: Reg) -> Reg:
-  return f  # bit-size types accept f32 registers of the same width (PTX ISA 9.4.1)
-
-
 def pack(b: Builder, dtype: np.dtype, xs: Sequence[Operand]) -> Elements:
-  """The inverse of `unpack`; floats are rounded to nearest even."""
-  if dtype not in _PACKED:
+  """The inverse of `unpack`; floats are rounded to nearest even, integers keep their low bits."""
+  n = per_word(dtype)
+  if n == 1:
     return Elements(dtype, len(xs), tuple(xs))
   if len(xs) == 1 and not isinstance(xs[0], Reg):
-    return Elements(dtype, 1, (float(np.asarray(xs[0], dtype)),))
-  to = "bf16x2" if dtype == dtypes.bf16 else "f16x2"
-  regs = []
-  for i in range(0, len(xs), 2):
-    high = xs[i + 1] if i + 1 < len(xs) else 0.0
-    regs.append(b.new(isa.CVT_PACK, high, xs[i], rnd="rn", to=to))
-  return Elements(dtype, len(xs), tuple(regs))
+    with np.errstate(all="ignore"):
+      return Elements(dtype, 1, (np.asarray(xs[0]).astype(dtype).item(),))
+  return Elements(dtype, len(xs), tuple(narrow.join(b, dtype, xs[i:i + n]) for i in range(0, len(xs), n)))
 
 
-def bits_of(x: Elements) -> Elements:
-  """A 16-bit scalar literal as the bits of a b32 register's low half; other elements unchanged."""
-  if x.dtype in _PACKED and x.count == 1 and not isinstance(x.regs[0], Reg):
-    return Elements(x.dtype, 1, (int(np.asarray(x.regs[0], x.dtype).view(np.uint16)),))
-  return x
+def words(x: Elements) -> tuple[Operand, ...]:
+  """The registers, a literal of a narrow type as bits in the low part of one."""
+  if per_word(x.dtype) > 1 and x.is_literal:
+    return (narrow.bits(x.dtype, x.regs[0]),)
+  return x.regs
 
 
 def take(b: Builder, x: Elements, index: Sequence[int]) -> Elements:
-  """The elements at `index`, in that order: register renaming, byte permutes for halves that change place."""
-  if x.dtype not in _PACKED:
+  """The elements at `index`, in that order: register renaming, byte permutes for parts that change place."""
+  n = per_word(x.dtype)
+  if n == 1:
     return Elements(x.dtype, len(index), tuple(x.regs[i] for i in index))
-  x = bits_of(x)
-  regs: list[Operand] = []
-  for i in range(0, len(index), 2):
-    first = index[i]
-    second = index[i + 1] if i + 1 < len(index) else first + 1 - 2 * (first % 2)
-    if first % 2 == 0 and second == first + 1:
-      regs.append(x.regs[first // 2])
-      continue
-    low, high = 2 * (first % 2), 4 + 2 * (second % 2)
-    selector = low | (low + 1) << 4 | high << 8 | (high + 1) << 12
-    regs.append(b.new(isa.PRMT, x.regs[first // 2], x.regs[min(second // 2, len(x.regs) - 1)], selector))
+  if x.is_literal:
+    return spread(b, x, len(index))
+  size, regs = 4 // n, []
+  for first in range(0, len(index), n):
+    places = [divmod(i, n) for i in index[first:first + n]]
+    places += [(places[0][0], p) for p in range(len(places), n)]  # unused parts: as if nothing moved
+    regs.append(_gather(b, x.regs, [(w, size * p + byte) for w, p in places for byte in range(size)]))
   return Elements(x.dtype, len(index), tuple(regs))
+
+
+def _gather(b: Builder, regs: Sequence[Operand], sources: Sequence[tuple[int, int]]) -> Operand:
+  """A word of four bytes, each (register, byte of it): prmt chooses among two registers at a time."""
+  used = list(dict.fromkeys(w for w, _ in sources))
+  if len(used) == 1 and [byte for _, byte in sources] == [0, 1, 2, 3]:
+    return regs[used[0]]
+  first, second = used[0], used[min(1, len(used) - 1)]
+  here = [byte + 4 * (w != first) if w in (first, second) else 0 for w, byte in sources]
+  out = b.new(isa.PRMT, regs[first], regs[second], _selector(here))
+  if len(used) <= 2:
+    return out
+  rest = _gather(b, regs, [s if s[0] in used[2:] else (used[2], i) for i, s in enumerate(sources)])
+  return b.new(isa.PRMT, out, rest, _selector([i + 4 * (w in used[2:]) for i, (w, _) in enumerate(sources)]))
+
+
+def _selector(chosen: Sequence[int]) -> int:
+  """The control operand of prmt: for each byte of the result one of the eight of its operands (PTX ISA, prmt)."""
+  return sum(c << 4 * i for i, c in enumerate(chosen))
 
 
 def put(b: Builder, dst: Elements, index: Sequence[int], src: Elements) -> None:
   """dst[index[i]] = src[i]; the other elements stay."""
-  src = bits_of(src)
-  for i, at in enumerate(index):
-    if dst.dtype not in _PACKED:
+  n, source = per_word(dst.dtype), words(src)
+  if n == 1:
+    for i, at in enumerate(index):
       target = dst.regs[at]
       assert isinstance(target, Reg)
-      move_register(b, target, src.regs[i])
-      continue
-    target, taken = dst.regs[at // 2], src.regs[i // 2]
+      move_register(b, target, source[i])
+    return
+  size = 4 // n
+  chosen: dict[tuple[int, int], list[int]] = {}
+  for i, at in enumerate(index):
+    bytes_of = chosen.setdefault((at // n, i // n), [0, 1, 2, 3])
+    for byte in range(size):
+      bytes_of[size * (at % n) + byte] = 4 + size * (i % n) + byte
+  for (w, s), bytes_of in chosen.items():
+    target = dst.regs[w]
     assert isinstance(target, Reg)
-    half = 0x54 if i % 2 == 0 else 0x76  # bytes of `taken`, which prmt numbers from 4
-    b(isa.PRMT, target, target, taken, half << 8 | 0x10 if at % 2 else 0x3200 | half)
+    b(isa.PRMT, target, target, source[s], _selector(bytes_of))
 
 
 def spread(b: Builder, x: Elements, count: int) -> Elements:
   """A scalar as `count` equal elements."""
   assert x.count == 1, x
-  if x.dtype not in _PACKED:
+  n = per_word(x.dtype)
+  if n == 1 or count == 1:
     return Elements(x.dtype, count, x.regs * count)
-  x = bits_of(x)
-  if isinstance(x.regs[0], Reg):
-    pair: Operand = b.new(isa.PRMT, x.regs[0], x.regs[0], 0x1010)
+  (low,) = words(x)
+  if isinstance(low, Reg):
+    full: Operand = b.new(isa.PRMT, low, low, 0x1010 if n == 2 else 0)
   else:
-    pair = int(x.regs[0]) | int(x.regs[0]) << 16
-  return Elements(x.dtype, count, (pair,) * num_registers(x.dtype, count))
+    full = int(low) * (0x10001 if n == 2 else 0x1010101)
+  return Elements(x.dtype, count, (full,) * num_words(x.dtype, count))
 
 
 def move(b: Builder, dst: Elements, src: Elements) -> None:
   """dst = src, register by register; a scalar source fills."""
   if src.count == 1 and dst.count != 1:
     src = spread(b, src, dst.count)
-  src = bits_of(src)
-  for d, s in zip(dst.regs, src.regs, strict=True):
+  for d, s in zip(dst.regs, words(src), strict=True):
     assert isinstance(d, Reg)
     if s is not d:
       move_register(b, d, s)
@@ -169,10 +175,8 @@ def move_register(b: Builder, d: Reg, s: Operand) -> None:
 
 def materialise(b: Builder, x: Elements) -> Elements:
   """The same elements with every literal in a register."""
-  x = bits_of(x)
   if all(isinstance(r, Reg) for r in x.regs):
     return x
-  cls = _CLASS[x.dtype]
-  out = Elements(x.dtype, x.count, tuple(b.regs(cls, len(x.regs))))
+  out = Elements(x.dtype, x.count, tuple(b.regs(_CLASS[x.dtype], len(x.regs))))
   move(b, out, x)
   return out

@@ -168,11 +168,11 @@ def shuffle_plan(src: Layout, dst: Layout, pack: int = 1) -> ShufflePlan | None:
                      tuple((s // pack, t // pack) for s, t in repeats))
 
 
-def word_plan(src: Layout, dst: Layout, itemsize: int) -> ShufflePlan | None:
-  """The plan for elements of `itemsize` bytes in registers: 16-bit ones two to a word, bytes (booleans) one each."""
-  if itemsize == 2 and (src.extent("reg") % 2 or dst.extent("reg") % 2):
+def word_plan(src: Layout, dst: Layout, pack: int) -> ShufflePlan | None:
+  """The plan for registers of `pack` elements each."""
+  if src.extent("reg") % pack or dst.extent("reg") % pack:
     return None
-  return shuffle_plan(src, dst, 2 if itemsize == 2 else 1)
+  return shuffle_plan(src, dst, pack)
 
 
 def _strip(src: Layout, dst: Layout) -> tuple[Layout, Layout, tuple[tuple[int, int], ...]] | None:

@@ -10,6 +10,7 @@ from tiletrace.lowering.layouts.relayout import word_plan
 from tiletrace.lowering.layouts.shared import SWIZZLES, shared_layout
 from tiletrace.lowering.schedule.builder import Builder, whole
 from tiletrace.lowering.schedule.exchange import Exchange
+from tiletrace.lowering.words import per_word
 
 
 class RelayoutLowering(Exchange):
@@ -28,7 +29,7 @@ class RelayoutLowering(Exchange):
     source, out = eqn.values[0], eqn.outvars[0]
     assert isinstance(source, Var)
     return eqn.params["how"] == "shuffle" and word_plan(
-      self.layouts[source], self.layouts[out], source.dtype.itemsize) is not None
+      self.layouts[source], self.layouts[out], per_word(source.dtype)) is not None
 
   def _through_shared(self, eqn: Eqn) -> list[Eqn]:
     (value,), (out,), cut = tile_types(eqn.values), eqn.outvars, eqn.params["cut"]

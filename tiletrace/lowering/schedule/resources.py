@@ -1,7 +1,6 @@
 """What a CTA has: shared memory by buffer, registers by role, threads. Too much is an error with the sum."""
 from __future__ import annotations
 
-from tiletrace.core import dtypes
 from tiletrace.core.errors import ResourceError
 from tiletrace.core.graph import TileGraph, Var, walk
 from tiletrace.core.types import BarrierType, RefType, Space
@@ -11,6 +10,7 @@ from tiletrace.lowering.layouts.tma import ALIGNMENT
 from tiletrace.lowering.ownership import role_sizes
 from tiletrace.lowering.target import Target
 from tiletrace.lowering.wgmma_plan import wgmma_plan
+from tiletrace.lowering.words import num_words
 
 BARRIER_BYTES = 8
 PRODUCER_REGISTERS = 24
@@ -56,8 +56,7 @@ def fragment_registers(graph: TileGraph, layouts: dict[Var, Layout]) -> int:
 
 
 def _registers_of(var: Var, layouts: dict[Var, Layout]) -> int:
-  count = layouts[var].extent("reg")
-  return (count + 1) // 2 if var.dtype in (dtypes.f16, dtypes.bf16) else count
+  return num_words(var.dtype, layouts[var].extent("reg"))
 
 
 def part_of(registers: int | None) -> int:
