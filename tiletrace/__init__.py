@@ -98,6 +98,7 @@ from tiletrace.core.ops.shape import (
   transpose,
   zeros,
 )
+from tiletrace.core.ops.take import take
 from tiletrace.core.ref import Ref, block, ds
 from tiletrace.core.tile import Tile
 from tiletrace.jaxpr import call_jax
@@ -120,6 +121,6 @@ __all__ = [
   "log2", "logical_and", "logical_not", "logical_or", "logistic", "maximum", "mean", "minimum", "mod", "multiply",
   "negative", "not_equal", "num_ctas", "num_programs", "ones", "parallel", "pipelined", "power", "prod", "program_id",
   "raster", "reshape", "right_shift", "rsqrt", "sigmoid", "sign", "silu", "sin", "sqrt", "square", "store",
-  "subtract", "switch", "swizzle", "sync", "tanh", "tile_call", "transpose", "wait_group", "warpgroup",
+  "subtract", "switch", "swizzle", "sync", "take", "tanh", "tile_call", "transpose", "wait_group", "warpgroup",
   "warpgroup_id", "wgmma_wait", "when", "where", "while_loop", "zeros",
 ]

@@ -249,8 +249,7 @@ def _cut(item: Any, n: int, x: Tile) -> tuple[int, int, int]:
     return static_slice(item, n, "index of a tile value")
   if isinstance(item, (Tile, ds)):
     raise TileIndexError("a tile value cannot be indexed by an abstract value", loc=user_loc(),
-                         hint="index the reference it was loaded from, or reduce: "
-                              "tt.sum(tt.where(tt.arange(n) == i, x, 0))")
+                         hint="index the reference it was loaded from, or tt.take(x, i, axis=0)")
   if isinstance(item, (bool, np.bool_)) or not hasattr(item, "__index__"):
     raise TileIndexError(f"unsupported index {item!r} of a tile value {x.type}", loc=user_loc(),
                          hint="None, Python ints, static slices and `...`")
