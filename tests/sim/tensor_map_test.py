@@ -116,6 +116,13 @@ def test_stores_start_inside_the_tensor():
   assert all("before the tensor" in str(start_refusal(spec, at, storing=True)) for at in ((-8, 0), (0, -1)))
 
 
+def test_stores_do_not_cross_the_end_of_rows_within_16_bytes():
+  """An H200 wrote the rest of the 16 bytes."""
+  spec = TensorMapSpec(0, "bfloat16", (70, 8), (144,), (16, 8), 0, 0)
+  assert start_refusal(spec, (48, 0), storing=True) is None and start_refusal(spec, (64, 0)) is None
+  assert "written whole" in str(start_refusal(spec, (64, 0), storing=True))
+
+
 def test_rows_narrower_than_the_swizzle_are_refused():
   def reason(columns, swizzle):
     return shape_refusal(TensorMapSpec(0, "bfloat16", (256, 8), (512,), (columns, 8), swizzle, 0))

@@ -187,9 +187,10 @@ class Launcher:
   def _encode(self, spec: TensorMapSpec, operands: tuple[int, ...]) -> Any:
     if 0 in spec.dims:            # nothing is there to copy, and CUDA refuses such a map
       return (ctypes.c_char * 128)()
+    # Of one dimension there is no stride, but CUDA refuses none at all.
     encoded = self._check(cuda.cuTensorMapEncodeTiled(
         cuda.CUtensorMapDataType(spec.dtype_code), len(spec.dims), operands[spec.operand] + spec.offset_bytes,
-        [cuda.cuuint64_t(d) for d in spec.dims], [cuda.cuuint64_t(s) for s in spec.strides],
+        [cuda.cuuint64_t(d) for d in spec.dims], [cuda.cuuint64_t(s) for s in spec.strides or (16,)],
         [cuda.cuuint32_t(b) for b in spec.box], [cuda.cuuint32_t(1)] * len(spec.dims),
         cuda.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE, cuda.CUtensorMapSwizzle(spec.swizzle_code),
         cuda.CUtensorMapL2promotion(spec.l2_promotion_code),

@@ -349,6 +349,7 @@ void ReadTensorMaps(AttributeReader& reader, Kernel* kernel) {
     w += 6;
     for (int i = 0; i < spec.rank; ++i) spec.dims[i] = uint64_t(*w++);
     for (int i = 0; i + 1 < spec.rank; ++i) spec.strides[i] = uint64_t(*w++);
+    if (spec.rank == 1) spec.strides[0] = 16;      // there is none, but CUDA refuses that
     for (int i = 0; i < spec.rank; ++i) spec.box[i] = uint32_t(*w++);
     kernel->tensor_maps.push_back(spec);
     at = size_t(w - words.data());

@@ -90,7 +90,8 @@ def global_refusal(ref: RefOperand) -> str | None:
 
 def start_refusal(ref: RefOperand, facts: Facts, *, proven: bool = True, storing: bool = False) -> str | None:
   """What TMA asks of where a view of global memory starts: a multiple of 16 bytes along the contiguous dimension, and,
-  of a store, not before the array. Kernels that did otherwise died of an illegal instruction on an H200.
+  of a store, not before the array (kernels that did otherwise died of an illegal instruction on an H200), nor where rows
+  end within such 16 bytes (it wrote them whole).
 
   Args:
     proven: whether that must be certain; else only what certainly starts elsewhere is refused.
@@ -98,6 +99,9 @@ def start_refusal(ref: RefOperand, facts: Facts, *, proven: bool = True, storing
   starts = [facts[ref.dyn[d.start.index] if isinstance(d.start, Dyn) else d.start] for d in ref.view.dims]
   if starts[-1].divisor * ref.type.dtype.itemsize % 16 and (proven or starts[-1].lo == starts[-1].hi):
     return "the view does not provably start at a multiple of 16 bytes along its contiguous dimension"
+  row = ref.type.shape[-1] * ref.type.dtype.itemsize
+  if storing and row % 16:
+    return f"rows end at {row} bytes, no multiple of 16, and TMA stores whole pieces of 16 bytes"
   if storing and any((s.lo if proven else s.hi) < 0 for s in starts):
     return "the view does not provably start inside the array"
   return None

@@ -58,13 +58,18 @@ def refusal(base_address: int, spec: TensorMapSpec, dst: int) -> str | None:
 
 def start_refusal(spec: TensorMapSpec, coords: Sequence[int], *, storing: bool = False) -> str | None:
   """What no tensor copy may do: start off 16 bytes along the innermost dimension, or, where it stores, before the
-  tensor; or None. The ISA's text does not say so. Kernels that did died of an illegal instruction on an H200."""
+  tensor, or across an end of rows within 16 bytes; or None. The ISA's text does not say so. Kernels that did the former
+  died of an illegal instruction on an H200, the last wrote up to the next multiple of 16 bytes."""
   start = coords[0] * spec.itemsize
   if start % 16:
     return (f"the innermost coordinate {coords[0]} of a tensor copy is {start} bytes, no multiple of 16: an illegal "
             "instruction")
   if storing and min(coords) < 0:
     return f"a store or reduction at the coordinates {list(coords)}, before the tensor: an illegal instruction"
+  row = spec.dims[0] * spec.itemsize
+  if storing and row % 16 and coords[0] + spec.box[0] > spec.dims[0]:
+    return (f"a store or reduction across the end of rows of {row} bytes, no multiple of 16: pieces of 16 bytes are "
+            "written whole")
   return None
 
 

@@ -178,6 +178,22 @@ def test_tma_stores_only_to_multiples_of_16_bytes(start, variant):
     assert declined(lowered, "store")["tma"] == reason
 
 
+@pytest.mark.parametrize("n", [1024, 1003])
+def test_tma_stores_no_rows_that_end_within_16_bytes(n):
+  """It would write past the array."""
+  def kernel(x, y):
+    s = tt.alloc_shared((256,), x.dtype)
+    s[...] = x[:256]
+    with tt.warpgroup(0), tt.elect():
+      tt.copy_async(s, y.at[tt.block(tt.program_id(0), 256)], dispatch="tma")
+
+  if n % 4 == 0:
+    assert lower(kernel, [struct(n, dtype=F32)], struct(n, dtype=F32), grid=4)
+    return
+  with pytest.raises(tt.TileTraceError, match="rows end at 4012 bytes, no multiple of 16"):
+    lower(kernel, [struct(n, dtype=F32)], struct(n, dtype=F32), grid=4)
+
+
 @pytest.mark.parametrize(("start", "variant"), [(0, "tma"), (8, "tma"), (4, "cp_async"), (9, "scalar")])
 def test_tma_loads_only_from_multiples_of_16_bytes(start, variant):
   def kernel(x, y, *, dispatch=None):
