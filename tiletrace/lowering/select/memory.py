@@ -231,7 +231,7 @@ def _no_tma(eqn: Eqn, ctx: SelectContext, *, proven: bool) -> str | None:
   """`proven`: whether it must be certain that TMA may start there; an author may know it."""
   outside, inside = sorted(eqn.refs, key=lambda r: r.type.space is not Space.GLOBAL)
   plan = tma_plan(outside, inside, ctx.layouts[inside.root], ctx.facts)
-  storing = eqn.refs[1] is outside
+  storing = eqn.refs[1].type.space is Space.GLOBAL
   return plan if isinstance(plan, str) else start_refusal(outside, ctx.facts, proven=proven, storing=storing)
 
 
