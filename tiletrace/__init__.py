@@ -19,6 +19,7 @@ from tiletrace.core.errors import (
   TileTypeError,
 )
 from tiletrace.core.ops import control as _control, elementwise as _elementwise, reduce as _reduce
+from tiletrace.core.ops.assume import assume
 from tiletrace.core.ops.barrier import alloc_barrier, fence, sync
 from tiletrace.core.ops.control import cond, fori_loop, parallel, pipelined, switch, when, while_loop
 from tiletrace.core.ops.cumsum import cumsum
@@ -114,7 +115,7 @@ __all__ = [
   "LaunchError", "LayoutError", "LoweringError", "PipelineState", "Ref", "ResourceError", "ScheduleError",
   "ScopeError", "SimulationError", "Tile", "TileAttributeError", "TileCall", "TileIndexError", "TileTraceError",
   "TileTypeError", "add", "align_to", "alloc_barrier", "alloc_fragment", "alloc_shared", "arange", "argmax", "argmin",
-  "bitwise_and", "bitwise_or", "bitwise_xor", "block", "broadcast_to", "call_jax", "cdiv", "ceil", "clip",
+  "assume", "bitwise_and", "bitwise_or", "bitwise_xor", "block", "broadcast_to", "call_jax", "cdiv", "ceil", "clip",
   "commit_group", "concatenate", "cond", "copy", "copy_async", "cos", "cta_id", "cumsum", "divide", "ds", "elect",
   "equal", "erf", "exp", "exp2", "expand_dims", "fence", "floor", "floor_divide", "fori_loop", "full", "gemm",
   "gemm_async", "greater", "greater_equal", "invert", "isnan", "left_shift", "less", "less_equal", "load", "log",

@@ -1,11 +1,13 @@
 """What is known of integer scalars before anything runs: an interval and a divisor for each.
 
-Bounds checks are left out, and vector widths chosen, only where these prove it.
+Bounds checks are left out, and vector widths chosen, only where these prove it. What tt.assume says of a scalar that
+its own block makes is true wherever that scalar is; of others it is used for what the block computes below.
 """
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -37,6 +39,12 @@ class Fact:
     return Fact(min(self.lo, o.lo), max(self.hi, o.hi), math.gcd(self.divisor, o.divisor))
 
 
+  def meet(self, o: Fact) -> Fact:
+    """What both say; what one says, where they contradict each other."""
+    lo, hi = max(self.lo, o.lo), min(self.hi, o.hi)
+    return Fact(lo, hi, math.lcm(self.divisor, o.divisor)) if lo <= hi else self
+
+
 UNKNOWN = Fact()
 
 
@@ -57,7 +65,11 @@ class Facts:
   def __init__(self, graph: TileGraph):
     self._of: dict[Var, Fact] = {}
     self._grid = graph.options.grid
+    self._by: dict[Var, Eqn] = {}
+    self._assumed: dict[Var, Fact] = {}            # of scalars that the block of the tt.assume makes
     self._block(graph.body)
+    if self._assumed:                              # again, for what is computed above the tt.assume
+      self._block(graph.body)
 
   def __getitem__(self, a: Atom | int) -> Fact:
     if isinstance(a, int):
@@ -67,15 +79,49 @@ class Facts:
     return self._of.get(a, UNKNOWN)
 
   def _block(self, block: Block) -> None:
+    own: set[Var] = {v for eqn in block.eqns for v in eqn.outvars} | set(block.invars)
+    outer: dict[Var, Fact] = {}                    # what is known, outside, of what is assumed here
     for eqn in block.eqns:
       if eqn.primitive.name == "for_loop":
         lo, hi, step = (self[v] for v in eqn.values[:3])
         if step.lo > 0:
-          self._of[eqn.blocks[0].invars[0]] = Fact(lo.lo, max(lo.lo, hi.hi - 1), math.gcd(lo.divisor, step.divisor))
+          self._learn(eqn.blocks[0].invars[0], Fact(lo.lo, max(lo.lo, hi.hi - 1), math.gcd(lo.divisor, step.divisor)))
       for inner in eqn.blocks:
         self._block(inner)
+      self._by.update((v, eqn) for v in eqn.outvars)
       if eqn.outvars and _is_index(eqn.outvars[0]):
-        self._of[eqn.outvars[0]] = self._result(eqn)
+        self._learn(eqn.outvars[0], self._result(eqn))
+      if eqn.primitive.name == "assume":
+        for var, fact in self._said(eqn.values[0]):
+          if var in own:
+            self._assumed[var] = self._assumed.get(var, UNKNOWN).meet(fact)
+          else:
+            outer.setdefault(var, self[var])
+          self._of[var] = self[var].meet(fact)
+    self._of |= outer
+
+  def _learn(self, var: Var, fact: Fact) -> None:
+    self._of[var] = fact.meet(self._assumed.get(var, UNKNOWN))
+
+  def _said(self, condition: Atom) -> Iterator[tuple[Var, Fact]]:
+    """What a condition says of i32 scalars."""
+    eqn = self._by.get(condition) if isinstance(condition, Var) else None
+    if eqn is None:
+      return
+    name, operands = eqn.primitive.name, eqn.values
+    if name == "and":
+      for a in operands:
+        yield from self._said(a)
+    elif name in _SWAPPED:
+      x, y = operands
+      for a, relation, b in ((x, name, y), (y, _SWAPPED[name], x)):
+        if isinstance(a, Var) and _is_index(a):
+          yield a, _compared(relation, self[b])
+      made = self._by.get(x) if isinstance(x, Var) else None
+      if name == "eq" and made is not None and made.primitive.name == "mod" and self[y] == constant(0):
+        a, n = made.values
+        if isinstance(a, Var) and _is_index(a) and self[n].lo == self[n].hi != 0:
+          yield a, Fact(divisor=abs(self[n].lo))
 
   def _result(self, eqn: Eqn) -> Fact:
     name = eqn.primitive.name
@@ -88,6 +134,15 @@ class Facts:
     xs = [self[v] for v in eqn.values]
     rule = _RULES.get(name)
     return rule(*xs) if rule is not None else UNKNOWN
+
+
+_SWAPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq"}
+
+
+def _compared(relation: str, bound: Fact) -> Fact:
+  """What `x relation y` says of x."""
+  return {"lt": Fact(hi=max(_MIN, bound.hi - 1)), "le": Fact(hi=bound.hi), "gt": Fact(lo=min(_MAX, bound.lo + 1)),
+          "ge": Fact(lo=bound.lo), "eq": bound}[relation]
 
 
 def _floordiv(x: Fact, y: Fact) -> Fact:

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tiletrace.core.graph import Atom, Block, Eqn, Var
-from tiletrace.core.ops import barrier, control as ops, elementwise
+from tiletrace.core.ops import assume, barrier, control as ops, elementwise
 from tiletrace.lowering.emit.context import EmitContext, emit_rules
 from tiletrace.lowering.emit.values import Elements, Operand, materialise, move, move_register, unpack
 from tiletrace.lowering.ptx import isa
@@ -150,3 +150,8 @@ def _switch(ctx: EmitContext, eqn: Eqn) -> None:
     b(isa.BRA, end)
     b.place(after)
   b.place(end)
+
+
+@emit_rules.register(assume.assume_p)
+def _assume(ctx: EmitContext, eqn: Eqn) -> None:
+  """Known since the facts were collected; what computes the condition is dead code."""

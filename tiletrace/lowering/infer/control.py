@@ -1,10 +1,10 @@
-"""Control flow: what a loop carries and what a branch returns keep one layout; barriers and roles have none."""
+"""Control flow: what a loop carries and what a branch returns keep one layout; barriers, roles and assumptions have none."""
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from tiletrace.core.graph import Atom, Eqn, Var
-from tiletrace.core.ops import barrier, control, grid, roles
+from tiletrace.core.ops import assume, barrier, control, grid, roles
 from tiletrace.lowering.infer.constraints import Constraint, InferContext, equal, is_distributed, layout_rules
 
 
@@ -39,8 +39,8 @@ def _branches(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
 
 
 @layout_rules.register(
-    barrier.alloc_barrier_p, barrier.barrier_wait_p, barrier.barrier_arrive_p, barrier.barrier_arrive_expect_tx_p,
-    barrier.fence_p, barrier.sync_p, grid.program_id_p, grid.cta_id_p, grid.num_ctas_p, grid.warpgroup_id_p,
-    roles.warpgroup_p, roles.elect_p)
+    assume.assume_p, barrier.alloc_barrier_p, barrier.barrier_wait_p, barrier.barrier_arrive_p,
+    barrier.barrier_arrive_expect_tx_p, barrier.fence_p, barrier.sync_p, grid.program_id_p, grid.cta_id_p,
+    grid.num_ctas_p, grid.warpgroup_id_p, roles.warpgroup_p, roles.elect_p)
 def _nothing(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
   yield from ()
