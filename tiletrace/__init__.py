@@ -18,7 +18,12 @@ from tiletrace.core.errors import (
   TileTraceError,
   TileTypeError,
 )
-from tiletrace.core.ops import control as _control, elementwise as _elementwise, reduce as _reduce
+from tiletrace.core.ops import (
+  control as _control,
+  elementwise as _elementwise,
+  reduce as _reduce,
+  transcendental as _transcendental,
+)
 from tiletrace.core.ops.assume import assume
 from tiletrace.core.ops.barrier import alloc_barrier, fence, sync
 from tiletrace.core.ops.control import cond, fori_loop, parallel, pipelined, switch, when, while_loop
@@ -100,6 +105,35 @@ from tiletrace.core.ops.shape import (
   zeros,
 )
 from tiletrace.core.ops.take import take
+from tiletrace.core.ops.transcendental import (
+  acos,
+  acosh,
+  asin,
+  asinh,
+  atan,
+  atan2,
+  atanh,
+  bitcast_convert_type,
+  cbrt,
+  clz,
+  copysign,
+  cosh,
+  erfc,
+  expm1,
+  fmod,
+  hypot,
+  isfinite,
+  isinf,
+  log1p,
+  log10,
+  logaddexp,
+  population_count,
+  reciprocal,
+  signbit,
+  sinh,
+  tan,
+  trunc,
+)
 from tiletrace.core.ref import Ref, block, ds
 from tiletrace.core.tile import Tile
 from tiletrace.jaxpr import call_jax
@@ -107,21 +141,24 @@ from tiletrace.lowering.options import CompileOptions
 
 # Python's own names: reached through the module only, left out of __all__.
 range = _control.range_
-abs, pow = _elementwise.abs_, _elementwise.power
+abs, pow, round = _elementwise.abs_, _elementwise.power, _transcendental.round_
 all, any, max, min, sum = _reduce.all_, _reduce.any_, _reduce.max_, _reduce.min_, _reduce.sum_
 
 __all__ = [
   "FULL_COL", "FULL_ROW", "SQUARE", "AssembleError", "CompileOptions", "ControlFlowError", "ForeignFunctionError",
   "LaunchError", "LayoutError", "LoweringError", "PipelineState", "Ref", "ResourceError", "ScheduleError",
   "ScopeError", "SimulationError", "Tile", "TileAttributeError", "TileCall", "TileIndexError", "TileTraceError",
-  "TileTypeError", "add", "align_to", "alloc_barrier", "alloc_fragment", "alloc_shared", "arange", "argmax", "argmin",
-  "assume", "bitwise_and", "bitwise_or", "bitwise_xor", "block", "broadcast_to", "call_jax", "cdiv", "ceil", "clip",
-  "commit_group", "concatenate", "cond", "copy", "copy_async", "cos", "cta_id", "cumsum", "divide", "ds", "elect",
-  "equal", "erf", "exp", "exp2", "expand_dims", "fence", "floor", "floor_divide", "fori_loop", "full", "gemm",
-  "gemm_async", "greater", "greater_equal", "invert", "isnan", "left_shift", "less", "less_equal", "load", "log",
-  "log2", "logical_and", "logical_not", "logical_or", "logistic", "maximum", "mean", "minimum", "mod", "multiply",
-  "negative", "not_equal", "num_ctas", "num_programs", "ones", "parallel", "pipelined", "power", "prod", "program_id",
-  "raster", "reshape", "right_shift", "rsqrt", "sigmoid", "sign", "silu", "sin", "sqrt", "square", "store",
-  "subtract", "switch", "swizzle", "sync", "take", "tanh", "tile_call", "transpose", "wait_group", "warpgroup",
-  "warpgroup_id", "wgmma_wait", "when", "where", "while_loop", "zeros",
+  "TileTypeError", "acos", "acosh", "add", "align_to", "alloc_barrier", "alloc_fragment", "alloc_shared", "arange",
+  "argmax", "argmin", "asin", "asinh", "assume", "atan", "atan2", "atanh", "bitcast_convert_type", "bitwise_and",
+  "bitwise_or", "bitwise_xor", "block", "broadcast_to", "call_jax", "cbrt", "cdiv", "ceil", "clip", "clz",
+  "commit_group", "concatenate", "cond", "copy", "copy_async", "copysign", "cos", "cosh", "cta_id", "cumsum",
+  "divide", "ds", "elect", "equal", "erf", "erfc", "exp", "exp2", "expand_dims", "expm1", "fence", "floor",
+  "floor_divide", "fmod", "fori_loop", "full", "gemm", "gemm_async", "greater", "greater_equal", "hypot", "invert",
+  "isfinite", "isinf", "isnan", "left_shift", "less", "less_equal", "load", "log", "log1p", "log2", "log10",
+  "logaddexp", "logical_and", "logical_not", "logical_or", "logistic", "maximum", "mean", "minimum", "mod",
+  "multiply", "negative", "not_equal", "num_ctas", "num_programs", "ones", "parallel", "pipelined",
+  "population_count", "power", "prod", "program_id", "raster", "reciprocal", "reshape", "right_shift", "rsqrt",
+  "sigmoid", "sign", "signbit", "silu", "sin", "sinh", "sqrt", "square", "store", "subtract", "switch", "swizzle",
+  "sync", "take", "tan", "tanh", "tile_call", "transpose", "trunc", "wait_group", "warpgroup", "warpgroup_id",
+  "wgmma_wait", "when", "where", "while_loop", "zeros",
 ]

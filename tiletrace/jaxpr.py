@@ -6,7 +6,6 @@ tile equations. So most rules bind primitives directly and promote nothing again
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -19,7 +18,7 @@ from tiletrace.core import dtypes
 from tiletrace.core.errors import TileTypeError
 from tiletrace.core.foreign import is_jax, refuse_foreign
 from tiletrace.core.graph import Literal, Primitive
-from tiletrace.core.ops import elementwise as ops, reduce as reductions, shape as shapes
+from tiletrace.core.ops import elementwise as ops, reduce as reductions, shape as shapes, transcendental as more
 from tiletrace.core.ops.cumsum import cumsum
 from tiletrace.core.ref import Ref, plain_name
 from tiletrace.core.source import user_loc
@@ -201,7 +200,10 @@ for _name, _primitive in {
     "log": ops.log_p, "log2": ops.log2_p, "tanh": ops.tanh_p, "logistic": ops.logistic_p, "sqrt": ops.sqrt_p,
     "rsqrt": ops.rsqrt_p, "erf": ops.erf_p, "sin": ops.sin_p, "cos": ops.cos_p, "eq": ops.eq_p, "ne": ops.ne_p,
     "lt": ops.lt_p, "le": ops.le_p, "gt": ops.gt_p, "ge": ops.ge_p, "shift_left": ops.shift_left_p,
-    "shift_right_arithmetic": ops.shift_right_p}.items():
+    "shift_right_arithmetic": ops.shift_right_p, "tan": more.tan_p, "asin": more.asin_p, "acos": more.acos_p,
+    "atan": more.atan_p, "atan2": more.atan2_p, "sinh": more.sinh_p, "cosh": more.cosh_p, "asinh": more.asinh_p,
+    "acosh": more.acosh_p, "atanh": more.atanh_p, "expm1": more.expm1_p, "log1p": more.log1p_p, "cbrt": more.cbrt_p,
+    "erfc": more.erfc_p, "population_count": more.population_count_p, "clz": more.clz_p}.items():
   _direct(_name, _primitive)
 
 
@@ -251,58 +253,22 @@ def _rem(x: Tile, y: Tile) -> Tile:
 
 @_formula("is_finite")
 def _is_finite(x: Tile) -> Tile:
-  return abs(x) < math.inf
+  return more.isfinite(x)
 
 
-@_formula("tan")
-def _tan(x: Tile, **_: Any) -> Tile:
-  return ops.sin(x) / ops.cos(x)
-
-
-@_formula("log1p")
-def _log1p(x: Tile, **_: Any) -> Tile:
-  """Near 0, where log(1 + x) loses x's bits: 2 artanh(s) = 2 s (1 + s^2 / 3 + s^4 / 5 + ...) with s = x / (2 + x)."""
-  s = x / (x + 2.0)
-  return ops.where(abs(x) < 0.3, 2.0 * s * _polynomial(s * s, [1 / n for n in (9, 7, 5, 3, 1)]), ops.log(x + 1.0))
-
-
-@_formula("expm1")
-def _expm1(x: Tile, **_: Any) -> Tile:
-  """Near 0, where exp(x) - 1 loses x's bits: x (1 + x / 2! + x^2 / 3! + ...)."""
-  series = x * _polynomial(x, [1 / math.factorial(n) for n in range(8, 0, -1)])
-  return ops.where(abs(x) < 0.5, series, ops.exp(x) - 1.0)
-
-
-def _polynomial(x: Tile, coefficients: Sequence[float]) -> Tile:
-  """Horner's rule, the highest power's coefficient first."""
-  first, second, *rest = coefficients
-  return functools.reduce(lambda p, c: p * x + c, rest, first * x + second)
-
-
-@_formula("erfc")
-def _erfc(x: Tile, **_: Any) -> Tile:
-  """t exp(-z^2 + p(t)) with t = 1 / (1 + z / 2), z = |x|: relative error 1.2e-7 (Numerical Recipes, section 6.2)."""
-  z = abs(x)
-  t = 1.0 / (1.0 + 0.5 * z)
-  tail = t * ops.exp(_polynomial(t, _ERFC) - z * z)
-  return ops.where(x < 0, 2.0 - tail, tail)
-
-
-_ERFC = (0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.18628806, 0.09678418, 0.37409196, 1.00002368,
-         -1.26551223)
+@_rule("bitcast_convert_type")
+def _bitcast(x: Operand, *, new_dtype: Any) -> Operand:
+  return more.bitcast_convert_type(_as_tile(x), new_dtype)
 
 
 @_formula("round")
 def _round(x: Tile, *, rounding_method: Any) -> Tile:
   """0: halves away from zero; 1: halves to even."""
+  if int(rounding_method) == 1:
+    return more.round_(x)
   size = abs(x)
   below = ops.floor(size)
-  rest = size - below
-  up = rest >= 0.5
-  if int(rounding_method) == 1:
-    half = below * 0.5
-    up = (rest > 0.5) | (up & (ops.floor(half) != half))
-  whole = ops.where(up, below + 1.0, below)
+  whole = ops.where(size - below >= 0.5, below + 1.0, below)
   return ops.where(x < 0, -whole, whole)
 
 

@@ -137,7 +137,7 @@ class Tile(Value):
     raise ForeignFunctionError(f"len() of a traced {self.type}", loc=user_loc(), hint="use x.shape[0]")
 
   def __round__(self, ndigits: int | None = None) -> NoReturn:
-    raise self._unknown("round()", "use tt.floor(x + 0.5)")
+    raise self._unknown("round()", "use tt.round(x)")
 
   # --- mistakes
 

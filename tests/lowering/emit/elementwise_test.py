@@ -129,7 +129,6 @@ def test_min_and_max_keep_nan():
 
 
 @pytest.mark.parametrize(("f", "dtype", "said"), [
-  (tt.sin, F32, "sin has no PTX form yet"), (lambda x: tt.power(x, 2.5), F32, "pow has a PTX form only for a literal"),
   (lambda x: x.astype(np.int64), np.int64, "i64 values have no registers on the GPU yet"),
 ])
 def test_what_has_no_form_yet_is_refused_with_its_line(f, dtype, said):

@@ -34,18 +34,23 @@ ARITHMETIC = (add_p, sub_p, mul_p, min_p, max_p) = tuple(map(Primitive, ("add", 
 INTEGER = (floordiv_p, mod_p, shift_left_p, shift_right_p) = tuple(
   map(Primitive, ("floordiv", "mod", "shift_left", "shift_right")))
 FLOAT = (
-  div_p, pow_p, exp_p, exp2_p, exp2_approx_p, log_p, log2_p, sqrt_p, rsqrt_p, tanh_p, logistic_p, erf_p, sin_p, cos_p, floor_p,
+  div_p, pow_p, exp_p, exp2_p, log_p, log2_p, sqrt_p, rsqrt_p, tanh_p, logistic_p, erf_p, sin_p, cos_p, floor_p,
   ceil_p,
 ) = tuple(map(Primitive, (
-  "div", "pow", "exp", "exp2", "exp2_approx", "log", "log2", "sqrt", "rsqrt", "tanh", "logistic", "erf", "sin", "cos", "floor",
+  "div", "pow", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "logistic", "erf", "sin", "cos", "floor",
   "ceil")))
+# The instruction of a GPU alone.
+APPROXIMATE = (
+  exp_approx_p, exp2_approx_p, log_approx_p, log2_approx_p, sqrt_approx_p, tanh_approx_p, sin_approx_p, cos_approx_p,
+) = tuple(map(Primitive, (
+  "exp_approx", "exp2_approx", "log_approx", "log2_approx", "sqrt_approx", "tanh_approx", "sin_approx", "cos_approx")))
 BITWISE = (and_p, or_p, xor_p, not_p) = tuple(map(Primitive, ("and", "or", "xor", "not")))
 SIGNED = (neg_p, abs_p, sign_p) = tuple(map(Primitive, ("neg", "abs", "sign")))
 COMPARISON = (eq_p, ne_p, lt_p, le_p, gt_p, ge_p) = tuple(map(Primitive, ("eq", "ne", "lt", "le", "gt", "ge")))
 select_p = Primitive("select")
 cast_p = Primitive("cast")
 isnan_p = Primitive("isnan")
-_ALL = (*ARITHMETIC, *INTEGER, *FLOAT, *BITWISE, *SIGNED, *COMPARISON, select_p, cast_p, isnan_p)
+_ALL = (*ARITHMETIC, *INTEGER, *FLOAT, *APPROXIMATE, *BITWISE, *SIGNED, *COMPARISON, select_p, cast_p, isnan_p)
 
 
 @effect_rules.register(*_ALL)
@@ -74,7 +79,7 @@ def _typed(allowed: Callable[[np.dtype], bool], kind: str) -> Callable[[Eqn], tu
 type_rules.register(*ARITHMETIC)(_typed(lambda d: d != dtypes.bool_, "numbers"))
 type_rules.register(*SIGNED)(_typed(lambda d: d != dtypes.bool_, "numbers"))
 type_rules.register(*INTEGER)(_typed(dtypes.is_integer, "integers"))
-type_rules.register(*FLOAT)(_typed(dtypes.is_float, "floats"))
+type_rules.register(*FLOAT, *APPROXIMATE)(_typed(dtypes.is_float, "floats"))
 type_rules.register(*BITWISE)(_typed(lambda d: not dtypes.is_float(d), "integers and bools"))
 
 
@@ -369,9 +374,15 @@ def _logical(bitwise: Callable[[Any, Any], Any], what: str, x: Any, y: Any) -> A
                    for v in _operands(what, "x y", x, y)))
 
 
-def exp(x: Any) -> Any:
-  """e ** x; integers become f32."""
-  return _float(exp_p, "exp", math.exp, x)
+# `approximate=True` is one instruction of a GPU, or two; the error is that of PTX ISA 9.7.3. Elsewhere nothing changes.
+
+def exp(x: Any, *, approximate: bool = False) -> Any:
+  """e ** x; integers become f32.
+
+  Args:
+    approximate: ex2.approx of x log2(e), whose relative error is about |x| * 2**-24.
+  """
+  return _float(exp_approx_p if approximate else exp_p, "exp", math.exp, x)
 
 
 def exp2(x: Any, *, approximate: bool = False) -> Any:
@@ -383,19 +394,31 @@ def exp2(x: Any, *, approximate: bool = False) -> Any:
   return _float(exp2_approx_p if approximate else exp2_p, "exp2", lambda v: 2.0 ** v, x)
 
 
-def log(x: Any) -> Any:
-  """The natural logarithm."""
-  return _float(log_p, "log", math.log, x)
+def log(x: Any, *, approximate: bool = False) -> Any:
+  """The natural logarithm.
+
+  Args:
+    approximate: lg2.approx, whose absolute error is 2**-22 near 1.
+  """
+  return _float(log_approx_p if approximate else log_p, "log", math.log, x)
 
 
-def log2(x: Any) -> Any:
-  """The logarithm to base 2."""
-  return _float(log2_p, "log2", math.log2, x)
+def log2(x: Any, *, approximate: bool = False) -> Any:
+  """The logarithm to base 2.
+
+  Args:
+    approximate: lg2.approx, whose absolute error is 2**-22 near 1.
+  """
+  return _float(log2_approx_p if approximate else log2_p, "log2", math.log2, x)
 
 
-def sqrt(x: Any) -> Any:
-  """The square root."""
-  return _float(sqrt_p, "sqrt", math.sqrt, x)
+def sqrt(x: Any, *, approximate: bool = False) -> Any:
+  """The square root.
+
+  Args:
+    approximate: sqrt.approx, whose relative error is 2**-23.
+  """
+  return _float(sqrt_approx_p if approximate else sqrt_p, "sqrt", math.sqrt, x)
 
 
 def rsqrt(x: Any) -> Any:
@@ -403,9 +426,13 @@ def rsqrt(x: Any) -> Any:
   return _float(rsqrt_p, "rsqrt", lambda v: 1 / math.sqrt(v), x)
 
 
-def tanh(x: Any) -> Any:
-  """The hyperbolic tangent."""
-  return _float(tanh_p, "tanh", math.tanh, x)
+def tanh(x: Any, *, approximate: bool = False) -> Any:
+  """The hyperbolic tangent.
+
+  Args:
+    approximate: tanh.approx, whose relative error is 2**-11.
+  """
+  return _float(tanh_approx_p if approximate else tanh_p, "tanh", math.tanh, x)
 
 
 def sigmoid(x: Any) -> Any:
@@ -426,14 +453,22 @@ def erf(x: Any) -> Any:
   return _float(erf_p, "erf", math.erf, x)
 
 
-def sin(x: Any) -> Any:
-  """The sine of x in radians."""
-  return _float(sin_p, "sin", math.sin, x)
+def sin(x: Any, *, approximate: bool = False) -> Any:
+  """The sine of x in radians.
+
+  Args:
+    approximate: sin.approx, whose absolute error is 2**-20.5 within 2 pi and grows with |x|.
+  """
+  return _float(sin_approx_p if approximate else sin_p, "sin", math.sin, x)
 
 
-def cos(x: Any) -> Any:
-  """The cosine of x in radians."""
-  return _float(cos_p, "cos", math.cos, x)
+def cos(x: Any, *, approximate: bool = False) -> Any:
+  """The cosine of x in radians.
+
+  Args:
+    approximate: cos.approx, whose absolute error is 2**-20.5 within 2 pi and grows with |x|.
+  """
+  return _float(cos_approx_p if approximate else cos_p, "cos", math.cos, x)
 
 
 def floor(x: Any) -> Any:

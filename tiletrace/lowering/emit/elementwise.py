@@ -1,16 +1,18 @@
 """Elementwise ops: each element computed in f32, s32 or a predicate, and rounded back to its dtype."""
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from tiletrace.core import dtypes
 from tiletrace.core.errors import LoweringError
-from tiletrace.core.graph import Eqn
+from tiletrace.core.graph import Eqn, Primitive
 from tiletrace.core.ops import elementwise as ew
-from tiletrace.lowering.emit import math_functions as fn
+from tiletrace.lowering.emit import exponentials as ex, math_functions as fn, trigonometry as trig
 from tiletrace.lowering.emit.context import EmitContext, emit_rules
+from tiletrace.lowering.emit.floats import mul
 from tiletrace.lowering.emit.values import Operand, pack, register_class, unpack
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.module import Builder
@@ -40,7 +42,7 @@ def result(ctx: EmitContext, eqn: Eqn, xs: Sequence[Operand]) -> None:
   ctx.bind(eqn.outvars[0], pack(ctx.b, dtype, xs))
 
 
-def _same_type(row_of: Callable[[Builder, str, tuple[Operand, ...]], Operand]) -> Callable[[EmitContext, Eqn], None]:
+def each_element(row_of: Callable[[Builder, str, tuple[Operand, ...]], Operand]) -> Callable[[EmitContext, Eqn], None]:
   """A rule that applies `row_of(builder, compute type, operands)` to each element."""
   def rule(ctx: EmitContext, eqn: Eqn) -> None:
     count, xs = operands(ctx, eqn)
@@ -56,7 +58,7 @@ def _same_type(row_of: Callable[[Builder, str, tuple[Operand, ...]], Operand]) -
   return rule
 
 
-def _register(b: Builder, x: Operand, kind: str) -> Reg:
+def register(b: Builder, x: Operand, kind: str) -> Reg:
   """A register for an operand that its row takes no literal for."""
   if isinstance(x, Reg):
     return x
@@ -108,15 +110,15 @@ def _shift(b: Builder, kind: str, xs: tuple[Operand, ...], *, left: bool) -> Ope
 
 
 def _neg(b: Builder, kind: str, xs: tuple[Operand, ...]) -> Operand:
-  return b.new(isa.NEG, _register(b, xs[0], kind), type="s32" if kind == "u32" else kind)
+  return b.new(isa.NEG, register(b, xs[0], kind), type="s32" if kind == "u32" else kind)
 
 
 def _abs(b: Builder, kind: str, xs: tuple[Operand, ...]) -> Operand:
-  return xs[0] if kind == "u32" else b.new(isa.ABS, _register(b, xs[0], kind), type=kind)
+  return xs[0] if kind == "u32" else b.new(isa.ABS, register(b, xs[0], kind), type=kind)
 
 
 def _sign(b: Builder, kind: str, xs: tuple[Operand, ...]) -> Operand:
-  x = _register(b, xs[0], kind)
+  x = register(b, xs[0], kind)
   if kind == "f32":  # sign(0) = 0 with its sign, sign(nan) = nan
     one = b.new(isa.COPYSIGN, x, 1.0, type="f32")
     keep = b.new(isa.SETP, b.new(isa.ABS, x, type="f32"), 0.0, cmp="gtu", type="f32")
@@ -128,7 +130,7 @@ def _sign(b: Builder, kind: str, xs: tuple[Operand, ...]) -> Operand:
 def _not(b: Builder, kind: str, xs: tuple[Operand, ...]) -> Operand:
   if kind == "pred":
     return b.new(isa.NOT, *_predicates(b, xs), type="pred")
-  return b.new(isa.NOT, _register(b, xs[0], kind), type="b32")
+  return b.new(isa.NOT, register(b, xs[0], kind), type="b32")
 
 
 def _compare(cmp: str) -> Callable:
@@ -138,7 +140,7 @@ def _compare(cmp: str) -> Callable:
       return b.new(isa.SETP, x, y, cmp=cmp, type="s32")
     name = "neu" if cmp == "ne" and kind == "f32" else cmp  # nan != anything is true
     x, y = _numbers(kind, xs)
-    return b.new(isa.SETP, _register(b, x, kind), y, cmp=name, type=kind)
+    return b.new(isa.SETP, register(b, x, kind), y, cmp=name, type=kind)
   return emit
 
 
@@ -189,27 +191,22 @@ def _select(ctx: EmitContext, eqn: Eqn) -> None:
   result(ctx, eqn, out)
 
 
-def _pow(ctx: EmitContext, eqn: Eqn) -> None:
-  """x ** n for a literal whole n up to 16, by repeated squaring; x ** 0.5."""
-  _, (xs, ys) = operands(ctx, eqn)
-  b, kind, n = ctx.b, compute_type(eqn.outvars[0].dtype), ys[0]
-  whole = isinstance(n, int | float) and float(n).is_integer() and abs(n) <= 16 and (n >= 0 or kind == "f32")
-  if not isinstance(n, int | float) or (not whole and n != 0.5):
-    raise LoweringError("pow has a PTX form only for a literal whole exponent up to 16, and for 0.5", loc=eqn.loc,
-                        hint="write tt.exp2(y * tt.log2(x)) where x is positive")
-  def power(x: Operand) -> Operand:
-    if n == 0.5:
-      return b.new(isa.SQRT_RN, _register(b, x, kind), type="f32")
-    acc, square, left = None, x, abs(int(n))
-    while left:
-      if left & 1:
-        acc = square if acc is None else _mul(b, kind, (acc, square))
-      left >>= 1
-      if left:
-        square = _mul(b, kind, (square, square))
-    acc = (1.0 if kind == "f32" else 1) if acc is None else acc
-    return acc if n >= 0 else b.new(isa.RCP_RN, _register(b, acc, kind), type="f32")
-  result(ctx, eqn, [power(x) for x in xs])
+def _pow(b: Builder, kind: str, xs: tuple[Operand, ...]) -> Operand:
+  """x ** n for a literal whole n up to 16, by repeated squaring; x ** 0.5; else by the logarithm."""
+  x, n = xs
+  if isinstance(n, Reg) or (n != 0.5 and not (float(n).is_integer() and abs(n) <= 16)):
+    return ex.power(b, register(b, x, kind), register(b, n, kind))
+  if n == 0.5:
+    return b.new(isa.SQRT_RN, register(b, x, kind), type="f32")
+  acc, square, left = None, x, abs(int(n))
+  while left:
+    if left & 1:
+      acc = square if acc is None else _mul(b, kind, (acc, square))
+    left >>= 1
+    if left:
+      square = _mul(b, kind, (square, square))
+  acc = 1.0 if acc is None else acc
+  return acc if n >= 0 else b.new(isa.RCP_RN, register(b, acc, kind), type="f32")
 
 
 def _cast(ctx: EmitContext, eqn: Eqn) -> None:
@@ -221,7 +218,7 @@ def _cast(ctx: EmitContext, eqn: Eqn) -> None:
   _, (xs,) = operands(ctx, eqn)
   b, kind, was = ctx.b, compute_type(to), compute_type(source)
   if kind != was and not any(isinstance(x, Reg) for x in xs):
-    xs = [_predicates(b, xs[:1])[0] if was == "pred" else _register(b, xs[0], was)] * len(xs)
+    xs = [_predicates(b, xs[:1])[0] if was == "pred" else register(b, xs[0], was)] * len(xs)
   result(ctx, eqn, [_convert(b, x, was, to) for x in xs])
 
 
@@ -245,20 +242,15 @@ def _convert(b: Builder, x: Operand, was: str, to: np.dtype) -> Operand:
   return x  # s32 <-> u32: the same bits
 
 
-def _float_only(function: Callable[[Builder, Reg], Operand]) -> Callable:
+def of_float(function: Callable[[Builder, Reg], Operand]) -> Callable:
   def emit(b: Builder, kind: str, xs: tuple[Operand, ...]) -> Operand:
     assert kind == "f32", kind
-    return function(b, _register(b, xs[0], kind))
+    return function(b, register(b, xs[0], kind))
   return emit
 
 
-def _no_range_reduction(ctx: EmitContext, eqn: Eqn) -> None:
-  raise LoweringError(f"{eqn.primitive} has no PTX form yet: the hardware's is wrong outside [-pi, pi]", loc=eqn.loc,
-                      hint="compute it with jax.numpy outside the kernel")
-
-
 def _isnan(b: Builder, kind: str, xs: tuple[Operand, ...]) -> Operand:
-  x = _register(b, xs[0], kind)
+  x = register(b, xs[0], kind)
   return b.new(isa.SETP, x, x, cmp="nan", type="f32")
 
 
@@ -270,19 +262,29 @@ EACH = {
     ew.shift_right_p: lambda b, k, xs: _shift(b, k, xs, left=False),
     ew.eq_p: _compare("eq"), ew.ne_p: _compare("ne"), ew.lt_p: _compare("lt"), ew.le_p: _compare("le"),
     ew.gt_p: _compare("gt"), ew.ge_p: _compare("ge"), ew.isnan_p: _isnan,
-    ew.exp_p: _float_only(fn.exp), ew.exp2_p: _float_only(lambda b, x: b.new(isa.EX2, x)),
-    ew.log_p: _float_only(fn.log), ew.log2_p: _float_only(fn.log2),
-    ew.sqrt_p: _float_only(lambda b, x: b.new(isa.SQRT_RN, x, type="f32")),
-    ew.rsqrt_p: _float_only(lambda b, x: b.new(isa.RSQRT, x)),
-    ew.tanh_p: _float_only(fn.tanh), ew.logistic_p: _float_only(fn.logistic), ew.erf_p: _float_only(fn.erf),
-    ew.floor_p: _float_only(lambda b, x: b.new(isa.CVT, x, rnd="rmi", to="f32", source="f32")),
-    ew.ceil_p: _float_only(lambda b, x: b.new(isa.CVT, x, rnd="rpi", to="f32", source="f32")),
+    ew.exp_p: of_float(ex.exp), ew.exp2_p: of_float(lambda b, x: b.new(isa.EX2, x)),
+    ew.log_p: of_float(ex.log), ew.log2_p: of_float(ex.log2),
+    ew.sqrt_p: of_float(lambda b, x: b.new(isa.SQRT_RN, x, type="f32")),
+    ew.rsqrt_p: of_float(lambda b, x: b.new(isa.RSQRT, x)),
+    ew.tanh_p: of_float(ex.tanh), ew.logistic_p: of_float(ex.logistic), ew.erf_p: of_float(fn.erf),
+    ew.pow_p: _pow, ew.sin_p: of_float(trig.sin), ew.cos_p: of_float(trig.cos),
+    ew.floor_p: of_float(lambda b, x: b.new(isa.CVT, x, rnd="rmi", to="f32", source="f32")),
+    ew.ceil_p: of_float(lambda b, x: b.new(isa.CVT, x, rnd="rpi", to="f32", source="f32")),
 }
+_APPROXIMATE: dict[Primitive, Callable[[Builder, Reg], Operand]] = {
+    ew.exp_approx_p: lambda b, x: b.new(isa.EX2, mul(b, x, math.log2(math.e)), ftz="ftz"),
+    ew.exp2_approx_p: lambda b, x: b.new(isa.EX2, x, ftz="ftz"),
+    ew.log_approx_p: lambda b, x: mul(b, b.new(isa.LG2, x, ftz="ftz"), math.log(2)),
+    ew.log2_approx_p: lambda b, x: b.new(isa.LG2, x, ftz="ftz"),
+    ew.sqrt_approx_p: lambda b, x: b.new(isa.SQRT, x, ftz="ftz"),
+    ew.tanh_approx_p: lambda b, x: b.new(isa.TANH, x, type="f32"),
+    ew.sin_approx_p: lambda b, x: b.new(isa.SIN, x, ftz="ftz"),
+    ew.cos_approx_p: lambda b, x: b.new(isa.COS, x, ftz="ftz"),
+}
+EACH.update({primitive: of_float(function) for primitive, function in _APPROXIMATE.items()})
 for _primitive, _row_of in EACH.items():
-  emit_rules.register(_primitive)(_same_type(_row_of))
+  emit_rules.register(_primitive)(each_element(_row_of))
 emit_rules.register(ew.floordiv_p)(lambda ctx, eqn: _int_division(ctx, eqn, quotient=True))
 emit_rules.register(ew.mod_p)(lambda ctx, eqn: _int_division(ctx, eqn, quotient=False))
 emit_rules.register(ew.select_p)(_select)
-emit_rules.register(ew.pow_p)(_pow)
 emit_rules.register(ew.cast_p)(_cast)
-emit_rules.register(ew.sin_p, ew.cos_p)(_no_range_reduction)

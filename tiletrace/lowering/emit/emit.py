@@ -15,7 +15,8 @@ import tiletrace.lowering.emit.reduce
 import tiletrace.lowering.emit.relayout
 import tiletrace.lowering.emit.roles
 import tiletrace.lowering.emit.shape
-import tiletrace.lowering.emit.tma  # noqa: F401
+import tiletrace.lowering.emit.tma
+import tiletrace.lowering.emit.transcendental  # noqa: F401
 from tiletrace.core.errors import LoweringError
 from tiletrace.core.graph import walk
 from tiletrace.core.ops.roles import warpgroup_p

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tiletrace.core.graph import Eqn, Var
-from tiletrace.core.ops import elementwise as ops
+from tiletrace.core.ops import elementwise, transcendental
 from tiletrace.core.rules import type_rules
 from tiletrace.lowering.infer.constraints import Constraint, InferContext, equal, is_distributed, layout_rules
 
@@ -17,4 +17,5 @@ def pointwise(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
       yield equal(a, out, eqn)
 
 
-layout_rules.register(*(p for name, p in vars(ops).items() if name.endswith("_p") and p in type_rules))(pointwise)
+for _ops in (elementwise, transcendental):
+  layout_rules.register(*(p for name, p in vars(_ops).items() if name.endswith("_p") and p in type_rules))(pointwise)

@@ -33,10 +33,12 @@ _FUNCTIONS: dict[Primitive, Callable[..., Any]] = {
   ops.shift_left_p: lax.shift_left, ops.shift_right_p: _shift_right,
   ops.eq_p: lax.eq, ops.ne_p: lax.ne, ops.lt_p: lax.lt, ops.le_p: lax.le, ops.gt_p: lax.gt, ops.ge_p: lax.ge,
   ops.select_p: lax.select, ops.isnan_p: lambda x: lax.ne(x, x),
-  ops.exp_p: lax.exp, ops.exp2_p: lax.exp2, ops.exp2_approx_p: lax.exp2, ops.log_p: lax.log,
+  ops.exp_p: lax.exp, ops.exp2_p: lax.exp2, ops.log_p: lax.log,
   ops.log2_p: jnp.log2, ops.sqrt_p: lax.sqrt,
   ops.rsqrt_p: lax.rsqrt, ops.tanh_p: lax.tanh, ops.logistic_p: lax.logistic, ops.erf_p: lax.erf,
   ops.sin_p: lax.sin, ops.cos_p: lax.cos,
+  ops.exp_approx_p: lax.exp, ops.exp2_approx_p: lax.exp2, ops.log_approx_p: lax.log, ops.log2_approx_p: jnp.log2,
+  ops.sqrt_approx_p: lax.sqrt, ops.tanh_approx_p: lax.tanh, ops.sin_approx_p: lax.sin, ops.cos_approx_p: lax.cos,
 }
 
 
