@@ -2,7 +2,7 @@
 
 A fault changes structured instructions of a real module in place, found by their rows and by what defines their
 operands. It names the subject (`subjects.py`) whose module it breaks and the kinds of findings of which one must name
-it: names of `sim.faults.KINDS`, or "wrong result" where nothing but the numbers can tell.
+it: names of `sim.faults.KINDS`, of which "wrong result" is for where nothing but the numbers can tell.
 """
 from __future__ import annotations
 

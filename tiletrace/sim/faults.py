@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -35,6 +36,7 @@ KINDS = {
     "asynchronous at exit": "a thread ends while copies that it started are in flight",
     "trap": "the kernel executed trap",
     "step limit": "the kernel did not end within the limit of steps",
+    "wrong result": "an output differs from that of the same kernel as jax ops (`tiletrace.check`)",
 }
 
 
@@ -71,30 +73,65 @@ class Place:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Difference:
+  """An output that is not what it should be.
+
+  Attributes:
+    output: the parameter's name. shape, dtype: of the output.
+    count: elements that differ by more than they may.
+    first: the index of the first one. got, want: what stands there. bound: how far it may be from `want`.
+    error: the greatest distance of all; infinite where one of the two is NaN.
+  """
+  output: str
+  shape: tuple[int, ...]
+  dtype: str
+  count: int
+  first: tuple[int, ...]
+  got: int | float
+  want: int | float
+  bound: float
+  error: float
+
+  def __str__(self) -> str:
+    return (f"{self.count} of {math.prod(self.shape)} elements of {self.output}, {self.dtype}"
+            f"[{','.join(map(str, self.shape))}], differ; the first is [{', '.join(map(str, self.first))}]: "
+            f"{self.got:.8g}, as jax ops {self.want:.8g} (which may be {self.bound:.2g} off); greatest error "
+            f"{self.error:.3g}")
+
+  def data(self) -> dict[str, Any]:
+    """As plain data. JSON has no NaN and no infinity: those are text."""
+    return {name: x if not isinstance(x, float) or math.isfinite(x) else str(x)
+            for name, x in dataclasses.asdict(self).items()}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Fault:
   """One thing that is wrong with a kernel.
 
   Attributes:
     kind: a name of `KINDS`.
-    kernel: the entry's name. cta: which of the grid.
+    kernel: the entry's name. cta: which of the grid; None where it is not one's.
     text: what happened.
     place: the instruction, None where no one instruction is at fault (a deadlock).
     other: the second instruction of a conflict.
     threads, addresses: those concerned.
     warps: the state of every warp, for deadlocks and the step limit.
+    difference: of a wrong result.
   """
   kind: str
   kernel: str
-  cta: int
+  cta: int | None
   text: str
   place: Place | None = None
   other: Place | None = None
   threads: tuple[int, ...] = ()
   addresses: tuple[int, ...] = ()
   warps: tuple[str, ...] = ()
+  difference: Difference | None = None
 
   def __str__(self) -> str:
-    out = [f"{self.kind}: {self.text} (kernel {self.kernel}, CTA {self.cta})"]
+    cta = "" if self.cta is None else f", CTA {self.cta}"
+    out = [f"{self.kind}: {self.text} (kernel {self.kernel}{cta})"]
     if self.threads:
       out.append(f"  threads {ranges(self.threads)}")
     if self.addresses:
@@ -110,7 +147,8 @@ class Fault:
     """As plain data, for JSON."""
     return {"kind": self.kind, "kernel": self.kernel, "cta": self.cta, "text": self.text,
             "threads": list(self.threads), "addresses": list(self.addresses), "place": _place_data(self.place),
-            "other": _place_data(self.other), "warps": list(self.warps)}
+            "other": _place_data(self.other), "warps": list(self.warps),
+            "difference": None if self.difference is None else self.difference.data()}
 
 
 def to_json(faults: Sequence[Fault]) -> str:

@@ -22,6 +22,9 @@ from tiletrace.lowering.xla.ranges import Ranges
 XlaRule = Callable[["Machine", Eqn], Sequence[jax.Array | np.ndarray]]
 xla_rules: RuleTable[XlaRule] = RuleTable("xla", levels=frozenset({1}))
 
+# (eqn, an array that it computed or wrote) -> the array to go on with, of the same shape and dtype (perturb.py).
+Perturb = Callable[[Eqn, Any], Any]
+
 
 def varying_axes(x: Any) -> frozenset[str]:
   """The manual mesh axes (jax.shard_map) along which a value varies."""
@@ -57,13 +60,15 @@ class Machine:
     axes: the manual mesh axes along which every reference varies.
     env: the value of each variable.
     memory: the array of each reference.
+    perturb: what happens to the values of each equation, or None.
   """
 
   def __init__(self, ranges: Ranges, overhangs: dict[Var, tuple[tuple[int, int], ...]], frames: dict[Var, Frame],
                program_ids: Sequence[jax.Array | np.ndarray], axes: frozenset[str], env: dict[Var, Any],
-               memory: dict[Var, jax.Array]):
+               memory: dict[Var, jax.Array], perturb: Perturb | None = None):
     self.ranges, self.overhangs, self.frames = ranges, overhangs, frames
     self.program_ids, self.axes, self.env, self.memory = program_ids, axes, env, memory
+    self.perturb = perturb
 
   def read(self, atom: Atom) -> jax.Array | np.ndarray:
     """The value of an operand; a literal is a numpy array of rank 0."""
@@ -78,7 +83,10 @@ class Machine:
       outs = [v for v in eqn.outvars if isinstance(v.type, TileType)]  # a reference's value lies in memory
       for var, value in zip(outs, xla_rules[eqn.primitive](self, eqn), strict=True):
         assert (value.shape, value.dtype) == (var.type.shape, var.type.dtype), (eqn, value)  # type: ignore[union-attr]
-        self.env[var] = value
+        self.env[var] = value if self.perturb is None else self.perturb(eqn, value)
+      if self.perturb is not None and not eqn.blocks:
+        for root in self.carried([Block((), (eqn,))]):
+          self.memory[root] = self.perturb(eqn, self.memory[root])
     return list(map(self.read, block.outs))
 
   def carried(self, blocks: Sequence[Block]) -> tuple[Var, ...]:
@@ -89,7 +97,8 @@ class Machine:
     """The block as a function (values of invars, arrays of `carried`) -> (outs, arrays of `carried`)."""
     def call(values: Sequence[Any], arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
       inner = Machine(self.ranges, self.overhangs, dict(self.frames), self.program_ids, self.axes,
-                      {**self.env, **dict(zip(block.invars, values))}, {**self.memory, **dict(zip(carried, arrays))})
+                      {**self.env, **dict(zip(block.invars, values))}, {**self.memory, **dict(zip(carried, arrays))},
+                      self.perturb)
       outs = inner.run(block)
       return list(map(self.vary, outs)), [self.vary(inner.memory[v]) for v in carried]
     return call

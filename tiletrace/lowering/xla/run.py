@@ -17,7 +17,7 @@ from jax import lax
 from tiletrace.core.graph import TileGraph, Var, walk
 from tiletrace.core.types import RefType, TileType
 from tiletrace.lowering.xla.buffer import CellOrigin, Frame, crop, overhangs, pad, padded_frame, poisoned
-from tiletrace.lowering.xla.machine import Machine, vary, varying_axes
+from tiletrace.lowering.xla.machine import Machine, Perturb, vary, varying_axes
 from tiletrace.lowering.xla.partition import Cell, Cells, partition
 from tiletrace.lowering.xla.ranges import Ranges
 
@@ -25,12 +25,13 @@ from tiletrace.lowering.xla.ranges import Ranges
 _SIDE_BY_SIDE_BYTES = 4 << 20
 
 
-def run(graph: TileGraph, *arrays: jax.Array) -> list[jax.Array]:
+def run(graph: TileGraph, *arrays: jax.Array, perturb: Perturb | None = None) -> list[jax.Array]:
   """Runs a traced kernel on arrays or tracers.
 
   Args:
     graph: of level 1.
     *arrays: one for each input of the graph, of exactly its shape and dtype.
+    perturb: changes what equations compute, see machine.py; None: they are left as they are.
 
   Returns:
     one array for each output; elements that no program wrote are poison (NaN, the least signed, the greatest unsigned
@@ -39,14 +40,14 @@ def run(graph: TileGraph, *arrays: jax.Array) -> list[jax.Array]:
   Raises:
     LoweringError: an equation is of level 0.
   """
-  return _Runner(graph, arrays).outputs()
+  return _Runner(graph, arrays, perturb).outputs()
 
 
 class _Runner:
   """One call of `run`."""
 
-  def __init__(self, graph: TileGraph, arrays: Sequence[jax.Array]):
-    self.graph, self.grid = graph, graph.options.grid
+  def __init__(self, graph: TileGraph, arrays: Sequence[jax.Array], perturb: Perturb | None):
+    self.graph, self.grid, self.perturb = graph, graph.options.grid, perturb
     self.ranges = Ranges(graph)
     overhang = overhangs(graph, self.ranges)
     self.overhangs = {v: overhang.get(v, ((0, 0),) * len(_ref_type(v).shape)) for v in graph.invars} | overhang
@@ -80,7 +81,8 @@ class _Runner:
             {v: pad(self._initial(v), self.overhangs[v]) for v in refs})
 
   def _machine(self, index: jax.Array, frames: dict[Var, Frame], memory: dict[Var, jax.Array]) -> Machine:
-    return Machine(self.ranges, self.overhangs, frames, self._program_ids(index), self.axes, {}, memory)
+    return Machine(self.ranges, self.overhangs, frames, self._program_ids(index), self.axes, {}, memory,
+                   self.perturb)
 
   def _program_ids(self, index: jax.Array) -> list[jax.Array | np.ndarray]:
     """Of the `index`-th program in grid order: the last axis varies fastest."""
