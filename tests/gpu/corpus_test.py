@@ -12,6 +12,7 @@ from tests.gpu import (  # noqa: F401  (they register)
   corpus_gemm,
   corpus_kernels,
   corpus_memory,
+  corpus_narrow,
   corpus_reduce,
   corpus_tails,
 )

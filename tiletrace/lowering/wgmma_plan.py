@@ -3,15 +3,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Literal
 
 from tiletrace.core import dtypes
 from tiletrace.core.graph import Eqn
 from tiletrace.lowering.layouts.catalog import wgmma_accumulator
 from tiletrace.lowering.layouts.relation import Layout
 
-Split = Literal["m", "n"]
-_SPLITS: dict[str, tuple[Split, ...]] = {"full_row": ("m",), "full_col": ("n",), "square": ("m", "n")}
+_STEP_BYTES = 32  # of an operand along k in one instruction (PTX ISA, wgmma.mma_async: k8, k16, k32)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -19,13 +17,16 @@ class WgmmaPlan:
   """A partition of acc[m, n] += a[m, k] @ b[k, n].
 
   Attributes:
-    split: whether the warpgroups divide the rows or the columns.
+    grid: warpgroups along the rows and along the columns; warpgroup w has part w % grid[0] of the rows and part
+      w // grid[0] of the columns.
     n: columns of an instruction (one along n for each warpgroup).
-    m_blocks: 64-row instructions of a warpgroup. k_steps: 16-deep ones.
+    depth: extent of an instruction along k.
+    m_blocks: 64-row instructions of a warpgroup. k_steps: instructions along k.
+    acc_bits: width of an element of the accumulator.
   """
-  split: Split
-  warpgroups: int
+  grid: tuple[int, int]
   n: int
+  depth: int
   m_blocks: int
   k_steps: int
   acc_bits: int
@@ -52,22 +53,53 @@ def shape_of(eqn: Eqn) -> tuple[int, int, int]:
   return m, n, b.shape[0]
 
 
+def grids(policy: str | tuple[int, int], warpgroups: int) -> list[tuple[int, int]]:
+  """The splits that a policy allows, (along rows, along columns): rows only, columns only, then both."""
+  if isinstance(policy, tuple):
+    return [policy]
+  rows, columns = (warpgroups, 1), (1, warpgroups)
+  both = [(r, warpgroups // r) for r in range(warpgroups - 1, 1, -1) if warpgroups % r == 0]
+  return {"full_row": [rows], "full_col": [columns], "square": [rows, columns, *both]}[policy]
+
+
 def partitions(eqn: Eqn, warpgroups: int) -> Iterator[WgmmaPlan | str]:
   """Every split over the warpgroups, as a plan or the reason why it is not legal, in the order of the policy."""
   m, n, k = shape_of(eqn)
-  acc_bits = eqn.refs[-1].type.dtype.itemsize * 8
-  for split in _SPLITS[eqn.params["policy"] or "square"]:
-    rows, columns = (m // warpgroups, n) if split == "m" else (m, n // warpgroups)
-    even = rows * (warpgroups if split == "m" else 1) == m and columns * (warpgroups if split == "n" else 1) == n
-    what = f"{'rows' if split == 'm' else 'columns'} split over {warpgroups} warpgroup{'s' if warpgroups > 1 else ''}"
-    if not even or rows % 64:
-      yield f"{what}: each must hold a multiple of 64 rows, M = {m} gives {m / (warpgroups if split == 'm' else 1):g}"
-    elif columns % 8 or not 8 <= columns <= 256:
-      yield f"{what}: N = {n} gives an instruction {columns} columns; legal are the multiples of 8 from 8 to 256"
-    elif k % 16:
-      yield f"{what}: K = {k} is not a multiple of 16"
+  *_, b, acc = eqn.refs
+  depth = _STEP_BYTES // b.type.dtype.itemsize
+  for grid in dict.fromkeys(grids(eqn.params["policy"] or "square", warpgroups)):
+    rows, columns, what = m / grid[0], n / grid[1], _describe(grid)
+    legal = column_refusal(columns, acc.type.dtype)
+    if grid[0] * grid[1] != warpgroups:
+      yield f"policy={grid} divides acc among {grid[0] * grid[1]} warpgroups, {warpgroups} compute it"
+    elif grid[1] > 1 and grid[0] & grid[0] - 1:  # the parts would be no linear function of the warp's bits
+      yield f"{what}: where both are split, the rows are split over a power of two"
+    elif rows % 64:
+      yield f"{what}: each must hold a multiple of 64 rows, M = {m} gives {rows:g}"
+    elif legal is not None:
+      yield f"{what}: N = {n} gives an instruction {columns:g} columns; legal are {legal}"
+    elif k % depth:
+      yield f"{what}: K = {k} is not a multiple of {depth}: pad both operands with zeros to {-(-k // depth) * depth}"
     else:
-      yield WgmmaPlan(split, warpgroups, columns, rows // 64, k // 16, acc_bits)
+      yield WgmmaPlan(grid, int(columns), depth, int(rows) // 64, k // depth, acc.type.dtype.itemsize * 8)
+
+
+def column_refusal(columns: float, acc: object) -> str | None:
+  """The legal widths where this is none of them (PTX ISA, wgmma.mma_async, "Matrix shapes")."""
+  if acc == dtypes.i32 and ((columns > 24 and columns % 16) or columns % 8 or not 8 <= columns <= 256):
+    return "8, 24 and the multiples of 16 from 16 to 256"
+  if columns % 8 or not 8 <= columns <= 256:
+    return "the multiples of 8 from 8 to 256"
+  return None
+
+
+def _describe(grid: tuple[int, int]) -> str:
+  def over(what: str, n: int) -> str:
+    return f"{what} split over {n} warpgroup{'s' if n > 1 else ''}"
+
+  if grid[1] == 1:
+    return over("rows", grid[0])
+  return over("columns", grid[1]) if grid[0] == 1 else f"{over('rows', grid[0])}, {over('columns', grid[1])}"
 
 
 def best_partition(eqn: Eqn, warpgroups: int) -> WgmmaPlan | str:
@@ -81,7 +113,7 @@ def best_partition(eqn: Eqn, warpgroups: int) -> WgmmaPlan | str:
 
 def accumulator_layout(eqn: Eqn, plan: WgmmaPlan) -> Layout:
   m, n, _ = shape_of(eqn)
-  return wgmma_accumulator(m, n, plan.warpgroups, plan.split)
+  return wgmma_accumulator(m, n, plan.grid)
 
 
 def wgmma_plan(eqn: Eqn, acc: Layout, warpgroups: int) -> WgmmaPlan:
@@ -90,12 +122,3 @@ def wgmma_plan(eqn: Eqn, acc: Layout, warpgroups: int) -> WgmmaPlan:
     if isinstance(plan, WgmmaPlan) and accumulator_layout(eqn, plan) == acc:
       return plan
   raise AssertionError(f"{acc} is no wgmma accumulator of {eqn}")
-
-
-def dtype_refusal(eqn: Eqn) -> str | None:
-  """What wgmma computes (PTX ISA, wgmma.mma_async): bf16 into f32, f16 into f32 or f16."""
-  dtype, acc = eqn.refs[-2].type.dtype, eqn.refs[-1].type.dtype
-  if (dtype, acc) in ((dtypes.bf16, dtypes.f32), (dtypes.f16, dtypes.f32), (dtypes.f16, dtypes.f16)):
-    return None
-  return (f"{dtypes.short_name(dtype)} operands into {dtypes.short_name(acc)} are not among bf16->f32, f16->f32, "
-          "f16->f16")

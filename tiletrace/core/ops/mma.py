@@ -1,6 +1,7 @@
 """Matrix multiplication into an accumulator: `acc += a @ b`."""
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -25,16 +26,22 @@ wgmma_wait_p = Primitive("wgmma_wait", level=0)
 
 SQUARE, FULL_ROW, FULL_COL = "square", "full_row", "full_col"
 POLICIES = (SQUARE, FULL_ROW, FULL_COL)
-# Operand dtype -> accumulator dtypes (PTX ISA, wgmma.mma_async).
-ACCUMULATORS: dict[np.dtype, tuple[np.dtype, ...]] = {dtypes.f16: (dtypes.f32,), dtypes.bf16: (dtypes.f32,)}
-_DISPATCH = (None, "wgmma", "mma")
+TF32 = "tf32"
+# (a's and b's dtypes, acc's): PTX ISA, wgmma.mma_async and mma. f32 operands are multiplied as tf32.
+_PRODUCTS: tuple[tuple[tuple[np.dtype, ...], tuple[np.dtype, ...]], ...] = (
+  ((dtypes.f16,), (dtypes.f32, dtypes.f16)), ((dtypes.bf16,), (dtypes.f32,)), ((dtypes.f32,), (dtypes.f32,)),
+  ((dtypes.f8e4m3, dtypes.f8e5m2), (dtypes.f32,)), ((dtypes.i8, dtypes.u8), (dtypes.i32,)),
+)
+ACCUMULATORS = {pair: acc for types, acc in _PRODUCTS for pair in itertools.product(types, repeat=2)}
+_OPERANDS = tuple(dict.fromkeys(a for a, _ in ACCUMULATORS))
+_DISPATCH = (None, "wgmma_ss", "wgmma_rs")
 _MAX_PENDING = 7  # PTX ISA, wgmma.wait_group: depths that the code generator keeps apart
 _WORDS = {
   "transpose_A": "pass the view a.T", "transpose_B": "pass the view b.T", "trans_a": "pass the view a.T",
   "trans_b": "pass the view b.T", "transpose_a": "pass the view a.T", "transpose_b": "pass the view b.T",
   "clear_accum": "accumulate=False", "k_pack": "not a parameter of gemm",
   "wg_wait": "tt.gemm_async and tt.wgmma_wait(n)",
-  "preferred_element_type": "the dtype of acc", "precision": "the dtypes of a, b and acc",
+  "preferred_element_type": "the dtype of acc",
 }
 
 
@@ -51,13 +58,14 @@ def _operand_types(eqn: Eqn) -> tuple[tuple[tuple[int, ...], np.dtype], ...]:
 @type_rules.register(gemm_p, gemm_async_p)
 def _gemm_type(eqn: Eqn) -> tuple[()]:
   name, in_ref = eqn.primitive.name, eqn.params["a_in"] == "ref"
-  check(eqn.params["policy"] in POLICIES, f"{name}: policy {eqn.params['policy']!r}")
+  policy = eqn.params["policy"]
+  check(policy in POLICIES or _is_split(policy), f"{name}: policy {policy!r}")
   check(len(eqn.refs) == 2 + in_ref and len(eqn.values) == 2 - in_ref, f"{name}: operands do not fit a_in")
   check(eqn.values[0].type == TileType((), dtypes.bool_), f"{name}: accumulate is {eqn.values[0].type}")
   a, b, acc = _operand_types(eqn)
   check(len(a[0]) == len(b[0]) == len(acc[0]) == 2 and a[0][1] == b[0][0] and acc[0] == (a[0][0], b[0][1]),
         f"{name}: a is {list(a[0])}, b is {list(b[0])}, acc is {list(acc[0])}")
-  check(a[1] == b[1] and acc[1] in ACCUMULATORS.get(a[1], ()),
+  check(acc[1] in ACCUMULATORS.get((a[1], b[1]), ()) and (a[1] == dtypes.f32) == (eqn.params["precision"] == TF32),
         f"{name}: a is {dtypes.short_name(a[1])}, b is {dtypes.short_name(b[1])}, acc is {dtypes.short_name(acc[1])}")
   check(eqn.refs[-1].type.space is Space.FRAGMENT and eqn.refs[-2].type.space is Space.SHARED
         and eqn.refs[0].type.space is not Space.GLOBAL, f"{name}: operands are in the wrong spaces")
@@ -94,30 +102,43 @@ def _print_gemm(eqn: Eqn, p: Printer) -> str:
   return f"{acc} {becomes} {eqn.primitive}{p.params(eqn, 'a_in')} {product}{when}"
 
 
-def gemm(a: Any, b: Any, acc: Any, *, accumulate: Any = True, policy: str | None = None, dispatch: str | None = None,
-         **unknown: Any) -> None:
+def gemm(a: Any, b: Any, acc: Any, *, accumulate: Any = True, policy: Any = None, precision: str | None = None,
+         dispatch: str | None = None, **unknown: Any) -> None:
   """`acc += a @ b`, or `acc = a @ b`.
+
+  =====================================  ===========  ================================================================
+  a and b                                acc          sums
+  =====================================  ===========  ================================================================
+  bf16 and bf16, f16 and f16             f32          f32
+  f16 and f16                            f16          f16, rounded after every 16 products; half the registers
+  f8e4m3 or f8e5m2, each                 f32          about 14 bits within one gemm: add several gemms of k = 128 in
+                                                      f32 where that is too little
+  i8 or u8, each                         i32          exact, modulo 2**32
+  f32 and f32 with precision="tf32"      f32          f32, of operands cut to 10 bits of mantissa
+  =====================================  ===========  ================================================================
 
   Args:
     a: [m, k] in shared memory or a fragment, or a tile value. Transposes are views: `a_s.T`.
-    b: [k, n] in shared memory, of a's dtype (f16 or bf16).
-    acc: f32[m, n], a fragment.
+    b: [k, n] in shared memory. Of 8-bit and f32 operands k must be contiguous: keep b as [n, k] and pass `b_s.T`.
+    acc: [m, n], a fragment.
     accumulate: bool, or a bool scalar.
-    policy: how warpgroups divide acc: tt.SQUARE (default), tt.FULL_ROW or tt.FULL_COL.
-    dispatch: force an implementation: "wgmma" or "mma".
+    policy: how warpgroups divide acc: tt.SQUARE (default), tt.FULL_ROW, tt.FULL_COL, or how many (along the rows, along
+      the columns).
+    precision: "tf32" lets tensor cores multiply f32 operands, which ignore the low 13 bits of each.
+    dispatch: force an implementation, by the name of its variant: "wgmma_ss" or "wgmma_rs".
   Raises:
     TileTypeError: shapes, dtypes or spaces do not fit.
 
   Example, in a kernel:
     >>> tt.gemm(q_s, k_s.T, scores, accumulate=False)  # doctest: +SKIP
   """
-  _gemm(gemm_p, "gemm", a, b, acc, accumulate, policy, dispatch, unknown)
+  _gemm(gemm_p, "gemm", a, b, acc, accumulate, _choices("gemm", policy, precision, dispatch), unknown)
 
 
-def gemm_async(a: Any, b: Any, acc: Any, *, accumulate: Any = True, policy: str | None = None,
+def gemm_async(a: Any, b: Any, acc: Any, *, accumulate: Any = True, policy: Any = None, precision: str | None = None,
                dispatch: str | None = None, **unknown: Any) -> None:
   """Issues `acc += a @ b` and commits it as one wgmma group (level 0); acc, a and b are in use until tt.wgmma_wait."""
-  _gemm(gemm_async_p, "gemm_async", a, b, acc, accumulate, policy, dispatch, unknown)
+  _gemm(gemm_async_p, "gemm_async", a, b, acc, accumulate, _choices("gemm_async", policy, precision, dispatch), unknown)
 
 
 def wgmma_wait(n: int = 0) -> None:
@@ -127,15 +148,25 @@ def wgmma_wait(n: int = 0) -> None:
   bind(wgmma_wait_p, (), dict(n=n))
 
 
-def _gemm(primitive: Primitive, what: str, a: Any, b: Any, acc: Any, accumulate: Any, policy: str | None,
-          dispatch: str | None, unknown: dict[str, Any]) -> None:
-  refuse_keywords(what, unknown, _WORDS)
+def _is_split(policy: Any) -> bool:
+  """(warpgroups along the rows, along the columns)."""
+  return isinstance(policy, tuple) and len(policy) == 2 and all(type(n) is int and n > 0 for n in policy)
+
+
+def _choices(what: str, policy: Any, precision: Any, dispatch: Any) -> dict[str, Any]:
   policy = SQUARE if policy is None else policy
-  if policy not in POLICIES:
-    raise TileTypeError(f"{what}: policy is {policy!r}", loc=user_loc(), hint="tt.SQUARE, tt.FULL_ROW or tt.FULL_COL")
-  if dispatch not in _DISPATCH:
-    raise TileTypeError(f"{what}: dispatch is {dispatch!r}", loc=user_loc(),
-                        hint="one of " + ", ".join(map(repr, _DISPATCH)))
+  if not _is_split(policy) and policy not in POLICIES:
+    raise TileTypeError(f"{what}: policy is {policy!r}", loc=user_loc(),
+                        hint="tt.SQUARE, tt.FULL_ROW, tt.FULL_COL, or (warpgroups along m, along n)")
+  for name, value, legal in (("dispatch", dispatch, _DISPATCH), ("precision", precision, (None, TF32))):
+    if value not in legal:
+      raise TileTypeError(f"{what}: {name} is {value!r}", loc=user_loc(), hint="one of " + ", ".join(map(repr, legal)))
+  return {"policy": policy, "precision": precision, "dispatch": dispatch}
+
+
+def _gemm(primitive: Primitive, what: str, a: Any, b: Any, acc: Any, accumulate: Any, choices: dict[str, Any],
+          unknown: dict[str, Any]) -> None:
+  refuse_keywords(what, unknown, _WORDS)
   if not isinstance(a, (Ref, Tile)):
     operand(a, f"{what}: a")
     raise TileTypeError(f"{what}: a is the number {a}", loc=user_loc(),
@@ -143,12 +174,12 @@ def _gemm(primitive: Primitive, what: str, a: Any, b: Any, acc: Any, accumulate:
   b, acc = _reference(what, "b", b), _reference(what, "acc", acc)
   _check_spaces(what, a, b, acc)
   _check_shapes(what, a, b, acc)
-  _check_dtypes(what, a, b, acc)
+  _check_dtypes(what, a, b, acc, choices["precision"])
   flag = predicate(accumulate, f"{what}: accumulate")
   in_ref = isinstance(a, Ref)
   views = (*((a.view,) if isinstance(a, Ref) else ()), b.view, acc.view)
   operands = (*(a.operands if isinstance(a, Ref) else ()), *b.operands, *acc.operands, flag, *(() if in_ref else (a,)))
-  bind(primitive, operands, dict(views=views, policy=policy, dispatch=dispatch, a_in="ref" if in_ref else "value"))
+  bind(primitive, operands, dict(views=views, **choices, a_in="ref" if in_ref else "value"))
 
 
 def _reference(what: str, name: str, x: Any) -> Ref:
@@ -192,18 +223,24 @@ def _check_shapes(what: str, a: Ref | Tile, b: Ref, acc: Ref) -> None:
     raise TileTypeError(f"{what}: acc is {list(shapes['acc'])} but a @ b is {[m, n]}", loc=user_loc())
 
 
-def _check_dtypes(what: str, a: Ref | Tile, b: Ref, acc: Ref) -> None:
+def _check_dtypes(what: str, a: Ref | Tile, b: Ref, acc: Ref, precision: str | None) -> None:
+  names = [dtypes.short_name(x.dtype) for x in (a, b, acc)]
   for name, x in (("a", a), ("b", b)):
-    if x.dtype not in ACCUMULATORS:
+    if x.dtype not in _OPERANDS:
       raise TileTypeError(f"{what}: {name} is {dtypes.short_name(x.dtype)}, it takes "
-                          f"{' or '.join(map(dtypes.short_name, ACCUMULATORS))}", loc=user_loc(),
+                          f"{', '.join(map(dtypes.short_name, _OPERANDS))}", loc=user_loc(),
                           hint="convert it: x_s[...] = value.astype(jnp.bfloat16)")
-  if a.dtype != b.dtype:
-    raise TileTypeError(f"{what}: a is {dtypes.short_name(a.dtype)}, b is {dtypes.short_name(b.dtype)}", loc=user_loc(),
+  found = ACCUMULATORS.get((a.dtype, b.dtype))
+  if found is None:
+    raise TileTypeError(f"{what}: a is {names[0]}, b is {names[1]}", loc=user_loc(),
                         hint="convert one: a[...].astype(b.dtype)")
-  if acc.dtype not in ACCUMULATORS[a.dtype]:
-    raise TileTypeError(f"{what}: acc is {dtypes.short_name(acc.dtype)}, it takes "
-                        f"{' or '.join(map(dtypes.short_name, ACCUMULATORS[a.dtype]))}", loc=user_loc(),
-                        hint="acc = tt.alloc_fragment((m, n), jnp.float32), and .astype at the end")
-
-
+  if a.dtype == dtypes.f32 and precision is None:
+    raise TileTypeError(f"{what}: a and b are f32, and tensor cores multiply 11 bits of each (tf32)", loc=user_loc(),
+                        hint='precision="tf32" where that will do; or convert them: .astype(jnp.bfloat16)')
+  if a.dtype != dtypes.f32 and precision is not None:
+    raise TileTypeError(f"{what}: precision is {precision!r}, a and b are {names[0]}", loc=user_loc(),
+                        hint="precision says how f32 operands are multiplied")
+  if acc.dtype not in found:
+    raise TileTypeError(f"{what}: acc is {names[2]}, of {names[0]} and {names[1]} it is "
+                        f"{' or '.join(map(dtypes.short_name, found))}", loc=user_loc(),
+                        hint=f"acc = tt.alloc_fragment((m, n), {found[0].name!r}), and .astype at the end")

@@ -20,7 +20,13 @@ from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.registers import Reg
 from tiletrace.lowering.wgmma_plan import WgmmaPlan, wgmma_plan
 
-_TYPES = {dtypes.bf16: "bf16", dtypes.f16: "f16"}
+_TYPES = {dtypes.bf16: "bf16", dtypes.f16: "f16", dtypes.f32: "tf32", dtypes.f8e4m3: "e4m3", dtypes.f8e5m2: "e5m2",
+          dtypes.i8: "s8", dtypes.u8: "u8"}
+_ACCUMULATOR = {dtypes.f32: "f32", dtypes.f16: "f16", dtypes.i32: "s32"}
+# (A in shared memory, A in registers), by the width of an element
+_ROWS = {16: (isa.WGMMA_SS, isa.WGMMA_RS), 32: (isa.WGMMA_TF32_SS, isa.WGMMA_TF32_RS),
+         8: (isa.WGMMA_F8_SS, isa.WGMMA_F8_RS)}
+_INTEGER_ROWS = (isa.WGMMA_S8_SS, isa.WGMMA_S8_RS)
 _START = 0x3FFF  # the descriptor's start address field
 
 
@@ -52,32 +58,42 @@ def _gemm_async(ctx: EmitContext, eqn: Eqn) -> None:
   accumulate, *a_value = eqn.values
   plan = wgmma_plan(eqn, ctx.layouts[acc_ref.root], ctx.scope.count)
   acc = ctx.read(acc_ref.root)
-  in_dtype = b_ref.type.dtype
-  right = _shared(ctx, b_ref, "B", plan.n, plan, in_dtype.itemsize * 8)
-  left = None if a_value or a_ref[0].type.space is Space.FRAGMENT else (
-      _shared(ctx, a_ref[0], "A", 64, plan, in_dtype.itemsize * 8))
-  registers = None if left is not None else materialise(b, ctx.read(a_value[0] if a_value else a_ref[0].root))
+  bits = b_ref.type.dtype.itemsize * 8
+  right = _shared(ctx, b_ref, "B", plan.n, plan, bits)
+  left = None if a_value or a_ref[0].type.space is Space.FRAGMENT else _shared(ctx, a_ref[0], "A", 64, plan, bits)
+  registers = None if left is not None else _words(ctx, ctx.read(a_value[0] if a_value else a_ref[0].root))
+  a_dtype = a_value[0].dtype if a_value else a_ref[0].type.dtype
+  mods: dict[str, Any] = {"shape": f"m64n{plan.n}k{plan.depth}", "d": _ACCUMULATOR[acc.dtype],
+                          "a": _TYPES[a_dtype], "b": _TYPES[b_ref.type.dtype]}
   scale: Operand = ctx.scalar(accumulate)
   b(isa.WGMMA_FENCE)
   for m, k in itertools.product(range(plan.m_blocks), range(plan.k_steps)):
-    _instruction(ctx, plan, left, registers, right, acc, m, k, scale if k == 0 else 1, _TYPES[in_dtype])
+    _instruction(ctx, plan, left, registers, right, acc, m, k, scale if k == 0 else 1, mods)
   b(isa.WGMMA_COMMIT)
 
 
-def _instruction(ctx: EmitContext, plan: WgmmaPlan, left: _SharedOperand | None, registers: Elements | None,
-                 right: _SharedOperand, acc: Elements, m: int, k: int, scale: Operand, kind: str) -> None:
-  b, n_regs = ctx.b, plan.acc_registers
+def _words(ctx: EmitContext, a: Elements) -> list[Operand]:
+  """A's registers as the instruction takes them: 32 bits each, of whatever type."""
+  regs = materialise(ctx.b, a).regs
+  return [ctx.b.new(isa.MOV, r, type="b32") if isinstance(r, Reg) and r.cls == "f32" else r for r in regs]
+
+
+def _instruction(ctx: EmitContext, plan: WgmmaPlan, left: _SharedOperand | None, registers: list[Operand] | None,
+                 right: _SharedOperand, acc: Elements, m: int, k: int, scale: Operand, mods: dict[str, Any]) -> None:
+  """Only 16-bit operands have bits for transposes, and only floats for signs (PTX ISA, wgmma.mma_async)."""
+  b, n_regs, desc = ctx.b, plan.acc_registers, right.descriptor
   d = list(acc.regs[m * n_regs:(m + 1) * n_regs])
-  mods: dict[str, Any] = {"shape": f"m64n{plan.n}k16", "d": "f32" if acc.dtype == dtypes.f32 else "f16",
-                          "a": kind, "b": kind}
-  b_desc = right.at(ctx, right.descriptor.k_offset(k))
+  shared, in_registers = _INTEGER_ROWS if acc.dtype == dtypes.i32 else _ROWS[256 // plan.depth]
+  signs = () if acc.dtype == dtypes.i32 else (1, 1)
+  b_desc, b_bits = right.at(ctx, desc.k_offset(k)), (desc.transpose,) if plan.depth == 16 else ()
   if left is not None:
-    a_desc = left.at(ctx, left.descriptor.tile_offset(64 * m, 16 * k))
-    b(isa.WGMMA_SS, d, a_desc, b_desc, scale, 1, 1, left.descriptor.transpose, right.descriptor.transpose, **mods)
+    a_desc = left.at(ctx, left.descriptor.tile_offset(64 * m, plan.depth * k))
+    a_bits = (left.descriptor.transpose,) if plan.depth == 16 else ()
+    b(shared, d, a_desc, b_desc, scale, *signs, *a_bits, *b_bits, **mods)
   else:
     assert registers is not None
     first = 4 * (m * plan.k_steps + k)
-    b(isa.WGMMA_RS, d, list(registers.regs[first:first + 4]), b_desc, scale, 1, 1, right.descriptor.transpose, **mods)
+    b(in_registers, d, registers[first:first + 4], b_desc, scale, *signs, *b_bits, **mods)
 
 
 def _shared(ctx: EmitContext, ref: RefOperand, role: str, tile: int, plan: WgmmaPlan, bits: int) -> _SharedOperand:
@@ -89,6 +105,8 @@ def _shared(ctx: EmitContext, ref: RefOperand, role: str, tile: int, plan: Wgmma
   per_warpgroup = _warpgroup_step(desc, role, plan)
   wg = ctx.warpgroup()
   if per_warpgroup and isinstance(wg, Reg):
+    if min(plan.grid) > 1:
+      wg = b.new(isa.REM if role == "A" else isa.DIV, wg, plan.grid[0], type="u32")
     base = b.new(isa.MAD_LO, wg, per_warpgroup, base, type="s32")
   address = b.new(isa.ADD, base, offset, type="s32") if offset else base
   start = b.new(isa.BFE, address, 4, 14, type="u32")  # in a cluster the address carries the CTA's rank above bit 23
@@ -104,10 +122,10 @@ def _signed(word: int) -> int:
 
 def _warpgroup_step(desc: Descriptor, role: str, plan: WgmmaPlan) -> int:
   """Bytes between the parts of neighbouring warpgroups: rows of A or columns of B, which must lie evenly."""
-  if plan.warpgroups == 1 or (role == "A") != (plan.split == "m"):
+  parts, per = (plan.grid[0], plan.m_blocks) if role == "A" else (plan.grid[1], 1)
+  if parts == 1:
     return 0
-  per = plan.m_blocks if role == "A" else 1
-  starts = np.asarray([desc.mn_offsets[w * per] for w in range(plan.warpgroups)])
+  starts = np.asarray([desc.mn_offsets[w * per] for w in range(parts)])
   steps = np.diff(starts)
   assert (steps == steps[0]).all(), f"the warpgroups' parts are not evenly apart: {starts}"
   return int(steps[0])

@@ -22,10 +22,9 @@ def _gemm(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
   if a is not None:
     m, _, k = shape_of(eqn)
     bits = eqn.refs[-2].type.dtype.itemsize * 8
-    split = plan.warpgroups if plan.split == "m" else 1
-    layout = wgmma_a_fragment(m, k, bits, split)
-    if plan.split == "n" and plan.warpgroups > 1:
-      layout = layout.repeat("warp", plan.warpgroups, -1)
+    layout = wgmma_a_fragment(m, k, bits, plan.grid[0])
+    if plan.grid[1] > 1:
+      layout = layout.repeat("warp", plan.grid[1], -1)
     yield Fixed(a, layout, eqn, "the A operand of this gemm in registers (wgmma)")
 
 

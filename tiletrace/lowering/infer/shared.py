@@ -4,6 +4,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from tiletrace.core import dtypes
 from tiletrace.core.errors import LayoutError
 from tiletrace.core.graph import Eqn, RefOperand, Var, walk
 from tiletrace.core.ops.memory import Swizzle
@@ -52,9 +53,35 @@ def _use(eqn: Eqn, i: int, ref: RefOperand, ctx: InferContext) -> _Use:
   return _Use(eqn, ref, "B" if is_b else "A", (plan.n if isinstance(plan, WgmmaPlan) else None) if is_b else 64)
 
 
-def _contiguous(var: Var, uses: list[_Use]) -> int:
-  """The buffer's dimension that the global arrays copied into it have contiguous; the last one by default."""
-  rank = len(var.type.shape)  # type: ignore[union-attr]
+def _contiguous(alloc: Eqn, uses: list[_Use]) -> int:
+  """The buffer's dimension that the global arrays copied into it have contiguous; else the one that a gemm needs, the
+  last one by default.
+
+  Raises:
+    LayoutError: a gemm needs another one than the copies bring.
+  """
+  copied, needed = _copied_along(uses), next((n for u in uses if (n := _k_major(u)) is not None), None)
+  if copied is not None and needed not in (None, copied):
+    gemm = next(u for u in uses if _k_major(u) is not None)
+    name, dtype = alloc.outvars[0].hint or "the buffer", dtypes.short_name(gemm.ref.type.dtype)
+    stored = ("[n, k]", f"{name}.T") if gemm.role == "B" else ("[m, k]", name)
+    raise LayoutError(f"gemm reads {gemm.role} of {dtype} along k only, for wgmma transposes nothing but 16-bit types, "
+                      f"and the array copied to {name} is contiguous along {'mn'[gemm.role == 'B']}", loc=gemm.eqn.loc,
+                      also=(f"{name} is allocated at", alloc.loc),
+                      hint=f"store the array as {stored[0]}, allocate the buffer so, and pass {stored[1]}")
+  if copied is None:
+    return len(alloc.outvars[0].type.shape) - 1 if needed is None else needed  # type: ignore[union-attr]
+  return copied
+
+
+def _k_major(use: _Use) -> int | None:
+  """The buffer's dimension that a gemm needs contiguous, if any: k of all but 16-bit operands."""
+  if not use.role or use.ref.type.dtype.itemsize == 2:
+    return None
+  return use.ref.view.perm[1 if use.role == "A" else 0]
+
+
+def _copied_along(uses: list[_Use]) -> int | None:
   for use in uses:
     if use.eqn.primitive.name in _COPIES:
       other = next(r for r in use.eqn.refs if r.root is not use.ref.root or r.type.space is Space.GLOBAL)
@@ -62,7 +89,7 @@ def _contiguous(var: Var, uses: list[_Use]) -> int:
         kept = [i for i, p in enumerate(other.view.perm) if p == len(other.view.dims) - 1]
         if kept:
           return use.ref.view.perm[kept[0]]
-  return rank - 1
+  return None
 
 
 def _choose(alloc: Eqn, uses: list[_Use], ctx: InferContext) -> Layout:
@@ -70,7 +97,7 @@ def _choose(alloc: Eqn, uses: list[_Use], ctx: InferContext) -> Layout:
   assert isinstance(var.type, RefType)
   if asked is not None and not isinstance(asked, Swizzle):
     return written_layout(alloc)
-  inner = _contiguous(var, uses)
+  inner = _contiguous(alloc, uses)
   reasons = []
   for swizzle in (asked.nbytes,) if asked is not None else SWIZZLES:
     layout = _candidate(var.type, inner, swizzle, any(u.role for u in uses))

@@ -18,24 +18,26 @@ def _groups(tile: Layout, m: int, warpgroups: int) -> Layout:
 
 
 @lru_cache(maxsize=256)
-def wgmma_accumulator(m: int, n: int, warpgroups: int = 1, split: Literal["m", "n"] = "m") -> Layout:
-  """Accumulator D [m, n] of wgmma.mma_async, f32 or f16 (PTX ISA, "Register Fragments for wgmma.mma_async").
+def wgmma_accumulator(m: int, n: int, warpgroups: int | tuple[int, int] = 1,
+                      split: Literal["m", "n"] = "m") -> Layout:
+  """Accumulator D [m, n] of wgmma.mma_async, f32, f16 or s32 (PTX ISA, "Register Fragments for wgmma.mma_async").
 
   Lane l of warp w of a warpgroup holds element i at row 16w + l/4 + 8*(i/2 % 2), column 8*(i/4) + 2*(l % 4) + i % 2.
 
   Args:
     m, n: extents; 64 rows an instruction, n a multiple of 8 up to 256 for each warpgroup's instruction.
-    warpgroups: any count.
-    split: whether the warpgroups divide the rows or the columns.
+    warpgroups: how many, or (along the rows, along the columns); those of one part of the columns come first.
+    split: of a count, whether the warpgroups divide the rows or the columns.
   """
-  width = n if split == "m" else n // warpgroups
-  assert width * (1 if split == "m" else warpgroups) == n and width % 8 == 0 and 8 <= width <= 256, (
+  if isinstance(warpgroups, int):
+    warpgroups = (warpgroups, 1) if split == "m" else (1, warpgroups)
+  rows, columns = warpgroups
+  width = n // columns
+  assert width * columns == n and width % 8 == 0 and 8 <= width <= 256, (
     f"n={n} gives a warpgroup {width} columns; legal are the multiples of 8 to 256")
   atom = make({"reg": width // 2, "lane": 32, "warp": 4}, (64, width), lambda reg, lane, warp: (
     16 * warp + lane // 4 + 8 * (reg // 2 % 2), 8 * (reg // 4) + 2 * (lane % 4) + reg % 2))
-  if split == "m":
-    return _groups(atom, m, warpgroups)
-  return _groups(atom, m, 1).repeat("warp", warpgroups, 1)
+  return _groups(atom, m, rows).repeat("warp", columns, 1)
 
 
 @lru_cache(maxsize=256)

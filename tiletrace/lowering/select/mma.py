@@ -1,16 +1,14 @@
 """gemm: wgmma with both operands in shared memory, or A in registers."""
 from __future__ import annotations
 
+import math
+
 from tiletrace.core.graph import Eqn
 from tiletrace.core.ops import mma as ops
 from tiletrace.core.types import Space
 from tiletrace.lowering.select.context import SelectContext, select_rules
 from tiletrace.lowering.variants import Choice, Variant, choose
-from tiletrace.lowering.wgmma_plan import WgmmaPlan, best_partition, dtype_refusal
-
-
-def dtypes_are_wgmma(eqn: Eqn, ctx: SelectContext) -> str | None:
-  return dtype_refusal(eqn)
+from tiletrace.lowering.wgmma_plan import WgmmaPlan, best_partition
 
 
 def has_a_partition(eqn: Eqn, ctx: SelectContext) -> str | None:
@@ -23,7 +21,7 @@ def accumulator_fits(eqn: Eqn, ctx: SelectContext) -> str | None:
   plan = best_partition(eqn, ctx.warpgroups(eqn))
   if isinstance(plan, WgmmaPlan) and plan.total_registers > 208:
     return (f"the accumulator takes {plan.total_registers} registers of each thread, of 255: "
-            f"split it over more than {plan.warpgroups} warpgroups")
+            f"split it over more than {math.prod(plan.grid)} warpgroups")
   return None
 
 
@@ -34,8 +32,8 @@ def a_is_shared(eqn: Eqn, ctx: SelectContext) -> str | None:
 
 
 GEMM = (
-  Variant("wgmma_ss", (dtypes_are_wgmma, has_a_partition, accumulator_fits, a_is_shared)),
-  Variant("wgmma_rs", (dtypes_are_wgmma, has_a_partition, accumulator_fits)),
+  Variant("wgmma_ss", (has_a_partition, accumulator_fits, a_is_shared)),
+  Variant("wgmma_rs", (has_a_partition, accumulator_fits)),
 )
 
 

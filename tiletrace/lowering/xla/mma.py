@@ -4,13 +4,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tiletrace.core.dtypes import f32
+from tiletrace.core.dtypes import f32, i32
 from tiletrace.core.graph import Eqn
 from tiletrace.core.ops.mma import gemm_p
 from tiletrace.lowering.xla.machine import Machine, xla_rules
+
+_EXACT_PRODUCTS = 2**24 // 255**2    # of two 8-bit integers, whose sum f32 holds exactly
+_TF32_BITS = np.uint32(0xFFFF_E000)
 
 
 @xla_rules.register(gemm_p)
@@ -19,16 +23,26 @@ def _gemm(m: Machine, eqn: Eqn) -> Sequence[jax.Array]:
   if eqn.params["a_in"] == "ref":
     a = m.load(refs[0], 0)
   else:
-    a = m.read(values[1])
+    a = jnp.asarray(m.read(values[1]))
   b_ref, acc_ref = refs[-2:]
   b = m.load(b_ref, 0)
-  # Products of 16-bit floats are exact in f32: the tensor core's products, at a CPU's full speed.
-  product = lax.dot_general(a.astype(f32), b.astype(f32), (((1,), (0,)), ((), ())), preferred_element_type=f32)
+  product = _product(a, b)
   accumulate = m.read(values[0])
   if not isinstance(accumulate, np.ndarray) or accumulate:
     acc = m.load(acc_ref, 0)
     if not isinstance(accumulate, np.ndarray):
       acc = lax.select(lax.broadcast(accumulate, acc.shape), acc, lax.full_like(acc, 0))
-    product = acc + product
-  m.store(acc_ref, product)
+    product = acc.astype(product.dtype) + product
+  m.store(acc_ref, product.astype(acc_ref.type.dtype))
   return []
+
+
+def _product(a: jax.Array, b: jax.Array) -> jax.Array:
+  """Products of narrow floats are exact in f32: the tensor core's products, at a CPU's full speed. So are sums of a few
+  hundred products of 8-bit integers. Of f32 the tensor core does not see the low 13 bits (tf32)."""
+  wide = i32 if a.dtype.kind in "iu" and a.shape[1] > _EXACT_PRODUCTS else f32
+  if a.dtype == f32:
+    a, b = (lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.uint32) & _TF32_BITS, f32) for x in (a, b))
+  product = lax.dot_general(a.astype(wide), b.astype(wide), (((1,), (0,)), ((), ())), preferred_element_type=wide,
+                            precision=lax.Precision.HIGHEST)
+  return product.astype(i32) if a.dtype.kind in "iu" else product
