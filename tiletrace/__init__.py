@@ -27,7 +27,7 @@ from tiletrace.core.ops import (
 from tiletrace.core.ops.assume import assume
 from tiletrace.core.ops.barrier import alloc_barrier, fence, sync
 from tiletrace.core.ops.control import cond, fori_loop, parallel, pipelined, switch, when, while_loop
-from tiletrace.core.ops.cumsum import cumsum
+from tiletrace.core.ops.cumulative import cummax, cummin, cumprod, cumsum
 from tiletrace.core.ops.elementwise import (
   add,
   align_to,
@@ -77,7 +77,7 @@ from tiletrace.core.ops.elementwise import (
   tanh,
   where,
 )
-from tiletrace.core.ops.grid import cta_id, num_ctas, num_programs, program_id, raster, warpgroup_id
+from tiletrace.core.ops.grid import cta_id, lookup, num_ctas, num_programs, program_id, raster, warpgroup_id
 from tiletrace.core.ops.memory import (
   alloc_fragment,
   alloc_shared,
@@ -151,14 +151,14 @@ __all__ = [
   "TileTypeError", "acos", "acosh", "add", "align_to", "alloc_barrier", "alloc_fragment", "alloc_shared", "arange",
   "argmax", "argmin", "asin", "asinh", "assume", "atan", "atan2", "atanh", "bitcast_convert_type", "bitwise_and",
   "bitwise_or", "bitwise_xor", "block", "broadcast_to", "call_jax", "cbrt", "cdiv", "ceil", "clip", "clz",
-  "commit_group", "concatenate", "cond", "copy", "copy_async", "copysign", "cos", "cosh", "cta_id", "cumsum",
-  "divide", "ds", "elect", "equal", "erf", "erfc", "exp", "exp2", "expand_dims", "expm1", "fence", "floor",
-  "floor_divide", "fmod", "fori_loop", "full", "gemm", "gemm_async", "greater", "greater_equal", "hypot", "invert",
-  "isfinite", "isinf", "isnan", "left_shift", "less", "less_equal", "load", "log", "log1p", "log2", "log10",
-  "logaddexp", "logical_and", "logical_not", "logical_or", "logistic", "maximum", "mean", "minimum", "mod",
-  "multiply", "negative", "not_equal", "num_ctas", "num_programs", "ones", "parallel", "pipelined",
-  "population_count", "power", "prod", "program_id", "raster", "reciprocal", "reshape", "right_shift", "rsqrt",
-  "sigmoid", "sign", "signbit", "silu", "sin", "sinh", "sqrt", "square", "store", "subtract", "switch", "swizzle",
-  "sync", "take", "tan", "tanh", "tile_call", "transpose", "trunc", "wait_group", "warpgroup", "warpgroup_id",
-  "wgmma_wait", "when", "where", "while_loop", "zeros",
+  "commit_group", "concatenate", "cond", "copy", "copy_async", "copysign", "cos", "cosh", "cta_id", "cummax",
+  "cummin", "cumprod", "cumsum", "divide", "ds", "elect", "equal", "erf", "erfc", "exp", "exp2", "expand_dims",
+  "expm1", "fence", "floor", "floor_divide", "fmod", "fori_loop", "full", "gemm", "gemm_async", "greater",
+  "greater_equal", "hypot", "invert", "isfinite", "isinf", "isnan", "left_shift", "less", "less_equal", "load", "log",
+  "log1p", "log2", "log10", "logaddexp", "logical_and", "logical_not", "logical_or", "logistic", "lookup", "maximum",
+  "mean", "minimum", "mod", "multiply", "negative", "not_equal", "num_ctas", "num_programs", "ones", "parallel",
+  "pipelined", "population_count", "power", "prod", "program_id", "raster", "reciprocal", "reshape", "right_shift",
+  "rsqrt", "sigmoid", "sign", "signbit", "silu", "sin", "sinh", "sqrt", "square", "store", "subtract", "switch",
+  "swizzle", "sync", "take", "tan", "tanh", "tile_call", "transpose", "trunc", "wait_group", "warpgroup",
+  "warpgroup_id", "wgmma_wait", "when", "where", "while_loop", "zeros",
 ]

@@ -131,6 +131,9 @@ class Facts:
       return Fact(1, _MAX)
     if name in ("cta_id", "warpgroup_id"):
       return Fact(0, _MAX)
+    if name == "lookup":
+      values = eqn.params["values"]
+      return Fact(min(values), max(values), math.gcd(*values))
     xs = [self[v] for v in eqn.values]
     rule = _RULES.get(name)
     return rule(*xs) if rule is not None else UNKNOWN

@@ -90,8 +90,8 @@ def global_refusal(ref: RefOperand) -> str | None:
 
 def start_refusal(ref: RefOperand, facts: Facts, *, proven: bool = True, storing: bool = False) -> str | None:
   """What TMA asks of where a view of global memory starts: a multiple of 16 bytes along the contiguous dimension, and,
-  of a store, not before the array (kernels that did otherwise died of an illegal instruction on an H200), nor where rows
-  end within such 16 bytes (it wrote them whole).
+  of a store, not before the array (kernels that did otherwise died of an illegal instruction on an H200); nor may the
+  rows that a store writes to end within such 16 bytes (it wrote them whole).
 
   Args:
     proven: whether that must be certain; else only what certainly starts elsewhere is refused.

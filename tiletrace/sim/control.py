@@ -34,6 +34,8 @@ def symbol_address(machine: Machine, symbol: Symbol) -> int:
   """In the window of the symbol's space. Static shared variables come first, the dynamic one last."""
   if symbol.space == "param":
     return parameter_address(machine, symbol.name)
+  if symbol.space == "global":
+    return next(a.address for a in machine.memory.arrays if a.name == symbol.name)
   at, found = RESERVED, None
   for variable in sorted(machine.program.module.shared, key=lambda s: s.nbytes is None):
     at = -(-at // variable.align) * variable.align
@@ -47,7 +49,7 @@ def symbol_address(machine: Machine, symbol: Symbol) -> int:
 def symbol_row(machine: Machine, symbol: Symbol, dtype: Any) -> Row:
   """The symbol's address in each thread; in shared memory it has the CTA's rank in the cluster above bit 23."""
   address = np.array([symbol_address(machine, symbol)], dtype)
-  if symbol.space == "param" or machine.ctas == 1:
+  if symbol.space != "shared" or machine.ctas == 1:
     return Constant(address)
   return address + (machine.rank << 24).astype(dtype)
 

@@ -67,7 +67,8 @@ def run(lowering: Lowering, inputs: Sequence[np.ndarray], *, seed: int = 0, num_
     at = graph.invars.index(var)
     data[i] = np.asarray(inputs[at]) if at < graph.num_inputs else _poison(var.type.shape, var.type.dtype)  # type: ignore[union-attr]
   names = [graph.arg_names[graph.invars.index(v)] for v in roots]
-  memory = Global({f"{name} {_shape(x)}": x for name, x in zip(names, data.values())})
+  tables = {c.name: np.asarray(c.values, np.int32) for c in lowering.emitted.module.constants}
+  memory = Global({**{f"{name} {_shape(x)}": x for name, x in zip(names, data.values())}, **tables})
   written = {roots.index(v) for v in graph.outputs}
   maps = tuple(TensorMapSpec(m.argument, m.dtype, m.dims, m.strides, m.box, m.swizzle, 0)
                for m in lowering.emitted.tensor_maps)

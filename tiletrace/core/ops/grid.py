@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 from tiletrace.core import dtypes
@@ -10,6 +11,7 @@ from tiletrace.core.errors import TileIndexError, TileTypeError
 from tiletrace.core.graph import Eqn, Primitive
 from tiletrace.core.ops.control import integer
 from tiletrace.core.ops.elementwise import minimum
+from tiletrace.core.printer import Printer, print_rules
 from tiletrace.core.rules import effect_rules, type_rules
 from tiletrace.core.source import user_loc
 from tiletrace.core.tile import Tile, bind_tile
@@ -20,14 +22,15 @@ program_id_p = Primitive("program_id")
 cta_id_p = Primitive("cta_id", level=0)
 num_ctas_p = Primitive("num_ctas", level=0)
 warpgroup_id_p = Primitive("warpgroup_id", level=0)
+lookup_p = Primitive("lookup", level=0)
 
 
-@type_rules.register(program_id_p, cta_id_p, num_ctas_p, warpgroup_id_p)
+@type_rules.register(program_id_p, cta_id_p, num_ctas_p, warpgroup_id_p, lookup_p)
 def _scalar(eqn: Eqn) -> tuple[TileType, ...]:
   return (TileType((), dtypes.i32),)
 
 
-@effect_rules.register(program_id_p, cta_id_p, num_ctas_p, warpgroup_id_p)
+@effect_rules.register(program_id_p, cta_id_p, num_ctas_p, warpgroup_id_p, lookup_p)
 def _pure(eqn: Eqn) -> tuple[Effect, ...]:
   return ()
 
@@ -93,3 +96,24 @@ def raster(tile: Any, *, tiles: tuple[Any, Any], group: int = 8) -> tuple[Any, A
   return first + within % height, within // height
 
 
+
+
+def lookup(values: Sequence[int], index: Tile) -> Tile:
+  """i32 scalar (level 0): `values[index]`, of Python ints that become a table in the kernel. The index is in range.
+
+  Raises:
+    TileTypeError: values that are no 32-bit ints, or none; an index that is no integer scalar.
+  """
+  table = tuple(values)
+  if not table or not all(isinstance(v, int) and -2**31 <= v < 2**31 for v in table):
+    raise TileTypeError("lookup: values must be 32-bit Python ints, one at least", loc=user_loc())
+  return bind_tile(lookup_p, (integer(index, "lookup: index"),), values=table)
+
+
+@print_rules.register(lookup_p)
+def _print_lookup(eqn: Eqn, printer: Printer) -> str:
+  """A long table by its first values and its length."""
+  values = eqn.params["values"]
+  shown = " ".join(map(str, values if len(values) <= 16 else values[:8]))
+  more = "" if len(values) <= 16 else f" ... {len(values)} in all"
+  return f"{printer.outs(eqn)}lookup[{shown}{more}] {printer.atom(eqn.values[0])}"

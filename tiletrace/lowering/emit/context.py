@@ -15,7 +15,7 @@ from tiletrace.lowering.emit.values import Elements, Operand, allocate
 from tiletrace.lowering.facts import Facts
 from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.ptx import isa
-from tiletrace.lowering.ptx.module import Builder, Entry
+from tiletrace.lowering.ptx.module import Builder, Entry, Module
 from tiletrace.lowering.ptx.registers import Reg, Symbol
 from tiletrace.lowering.target import Target
 
@@ -51,14 +51,15 @@ class EmitContext:
     graph: the level-0 program.
     layouts: a layout for each distributed tile, fragment and shared buffer.
     offsets: byte offset in shared memory of each shared buffer and barrier array.
+    table: (values) -> the symbol of a table of integers.
     scope: the active threads.
     cache_hints: modifiers of the loads of an array.
   """
 
   def __init__(self, graph: TileGraph, layouts: dict[Var, Layout], offsets: dict[Var, int], target: Target,
-               entry: Entry, smem: Symbol, facts: Facts, threads: int):
+               module: Module, entry: Entry, smem: Symbol, facts: Facts, threads: int):
     self.graph, self.layouts, self.offsets, self.target = graph, layouts, offsets, target
-    self.entry, self.facts = entry, facts
+    self.table, self.entry, self.facts = module.table, entry, facts
     self.b: Builder = entry.builder()
     self.maps = TensorMaps(graph)
     self.scope = Scope(0, threads // WARPGROUP)

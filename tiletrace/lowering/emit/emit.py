@@ -6,7 +6,7 @@ import dataclasses
 # The rules register themselves; this list of imports is the list of what can be emitted.
 import tiletrace.lowering.emit.barrier
 import tiletrace.lowering.emit.control
-import tiletrace.lowering.emit.cumsum
+import tiletrace.lowering.emit.cumulative
 import tiletrace.lowering.emit.elementwise
 import tiletrace.lowering.emit.grid
 import tiletrace.lowering.emit.memory
@@ -56,7 +56,8 @@ def emit(program: Program, options: CompileOptions) -> Emitted:
   smem = module.dynamic_shared("smem", align=1024)
   entry = module.entry(graph.name, (), program.threads, min_ctas=options.ctas_per_sm,
                        cluster=graph.options.launch_cluster)
-  ctx = EmitContext(graph, program.layouts, program.offsets, program.target, entry, smem, Facts(graph), program.threads)
+  ctx = EmitContext(graph, program.layouts, program.offsets, program.target, module, entry, smem, Facts(graph),
+                    program.threads)
   roots = list(dict.fromkeys(graph.invars))
   entry.params = tuple(Param(f"arg{i}", "u64") for i in range(len(roots)))
   _pointers(ctx, entry, roots)

@@ -28,6 +28,14 @@ def _num_ctas(ctx: EmitContext, eqn: Eqn) -> None:
   _scalar(ctx, eqn, ctx.b.special("nctaid.x"))
 
 
+@emit_rules.register(ops.lookup_p)
+def _lookup(ctx: EmitContext, eqn: Eqn) -> None:
+  index, b = ctx.scalar(eqn.values[0]), ctx.b
+  start = b.new(isa.MOV_SYMBOL, ctx.table(eqn.params["values"]), type="u64")
+  address = b.new(isa.MAD_WIDE, index, 4, start, type="s32")
+  _scalar(ctx, eqn, b.new(isa.LD_GLOBAL, b.addr(address), nc="nc", type="s32"))
+
+
 @emit_rules.register(ops.warpgroup_id_p)
 def _warpgroup_id(ctx: EmitContext, eqn: Eqn) -> None:
   value = ctx.warpgroup()

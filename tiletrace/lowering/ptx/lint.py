@@ -100,6 +100,7 @@ def _labels(entry: Entry) -> Iterator[Finding]:
 
 def _symbols(module: Module, entry: Entry) -> Iterator[Finding]:
   known = {Symbol(p.name, "param") for p in entry.params} | {Symbol(s.name, "shared") for s in module.shared}
+  known |= {Symbol(c.name, "global") for c in module.constants}
   for inst in entry.instructions():
     for x in inst.operands:
       symbol = x.base if isinstance(x, Addr) else x

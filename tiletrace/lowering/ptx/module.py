@@ -187,8 +187,18 @@ class Shared:
     return f".shared .align {self.align} .b8 {self.name}[{self.nbytes}];"
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Constants:
+  """A table of 32-bit integers in global memory, which nothing writes."""
+  name: str
+  values: tuple[int, ...]
+
+  def __str__(self) -> str:
+    return f".global .align 4 .s32 {self.name}[{len(self.values)}] = {{{', '.join(map(str, self.values))}}};"
+
+
 class Module:
-  """Entries and shared variables of one PTX file.
+  """Entries, tables and shared variables of one PTX file.
 
   Args:
     target: "sm_90a"; the suffix is needed by wgmma and setmaxnreg.
@@ -199,6 +209,7 @@ class Module:
     self.target, self.version = target, version
     self.entries: list[Entry] = []
     self.shared: list[Shared] = []
+    self.constants: list[Constants] = []
 
   def entry(self, name: str, params: Sequence[Param], threads: int, *, min_ctas: int | None = None,
             cluster: tuple[int, ...] | None = None, max_registers: int | None = None) -> Entry:
@@ -213,6 +224,14 @@ class Module:
   def static_shared(self, name: str, nbytes: int, *, align: int) -> Symbol:
     self.shared.append(Shared(name, align, nbytes))
     return Symbol(name, "shared")
+
+  def table(self, values: tuple[int, ...]) -> Symbol:
+    """The table with these values, one for all who ask."""
+    found = next((c for c in self.constants if c.values == values), None)
+    if found is None:
+      found = Constants(f"table{len(self.constants)}", values)
+      self.constants.append(found)
+    return Symbol(found.name, "global")
 
   def render(self, *, debug: bool = False, lineinfo: bool = False) -> str:
     """The PTX text; the same module gives the same bytes.
@@ -229,7 +248,7 @@ class Module:
     out: list[tuple[str, Any]] = [(f".version {self.version}", None), (f".target {self.target}", None),
                                   (".address_size 64", None)]
     out += [(f'.file {number} "{name}"', None) for name, number in files.items()]
-    out += [(str(shared), None) for shared in self.shared]
+    out += [(str(variable), None) for variable in (*self.constants, *self.shared)]
     for entry in self.entries:
       out += [(line, None) for line in _head(entry)]
       _body(entry, out, files, debug)

@@ -35,7 +35,8 @@ class Reg:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Symbol:
-  """The name of a variable; as an operand, its address in the window of its space ("shared" or "param")."""
+  """The name of a variable; as an operand, its address in the window of its space ("shared", "param" or
+  "global")."""
   name: str
   space: str
 

@@ -62,12 +62,13 @@ def _without_ids(block: Block) -> Block:
   return dataclasses.replace(block, eqns=eqns)
 
 
-def place_on_grid(block: Block, options: CallOptions, b: Builder) -> Block:
+def place_on_grid(block: Block, options: CallOptions, b: Builder, order: tuple[int, ...] | None = None) -> Block:
   """One role's work for every program it runs: once, or in a loop over tiles.
 
   Args:
     block: the work of one program.
     b: an empty builder with the kernel's location.
+    order: of a persistent kernel, the program at each place (`balance`).
   Returns:
     a block without program_id.
   """
@@ -81,9 +82,25 @@ def place_on_grid(block: Block, options: CallOptions, b: Builder) -> Block:
   step, _ = _cluster_of(b, b.bind(ops.num_ctas_p, (), {})[0], size)
   inner = b.inner()
   tile = Var(i32(0).type, "tile")
+  if order is not None:
+    b.for_loop(first, len(order), step, _at_place(block, tile, options, order, inner))
+    return b.block()
   body = with_ids(block, _program_ids(inner, tile, rank, options), inner.eqns)
   b.for_loop(first, math.prod(options.grid) // size, step, Block((tile,), body.eqns, ()))
   return b.block()
+
+
+def _at_place(block: Block, place: Var, options: CallOptions, order: tuple[int, ...], b: Builder) -> Block:
+  """The work of the program at a place, if there is one."""
+  total = math.prod(options.grid)
+  found = b.bind(ops.lookup_p, (place,), {"values": order})[0]
+  inner = b.inner()
+  tile = inner.op(elementwise.min_p, found, total - 1) if total in order else found
+  work = with_ids(block, _program_ids(inner, tile, None, options), inner.eqns)
+  if total not in order:
+    return Block((place,), (*b.eqns, *work.eqns), ())
+  b.when(b.op(elementwise.lt_p, found, total), dataclasses.replace(work, invars=(), outs=()))
+  return b.block((place,))
 
 
 def _cluster_of(b: Builder, n: Atom, size: int) -> tuple[Atom, Atom | None]:

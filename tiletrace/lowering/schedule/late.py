@@ -22,8 +22,8 @@ _MOST_REGISTERS = 32                                        # of a thread's part
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class _Accumulation:
-  """`total = total op arrange(reduce(x))`, in a loop that does nothing else with the total; a sum may be rescaled first,
-  `total = total * factor + arrange(reduce(x))`.
+  """`total = total op arrange(reduce(x))`, in a loop that does nothing else with the total; a sum may be rescaled
+  first, `total = total * factor + arrange(reduce(x))`.
 
   Attributes:
     reduce: the reduction. `arranged`: the equations between it and `combine`, in order.
@@ -220,6 +220,7 @@ class _Finder:
     total, out = combine.values[place], combine.outvars[0]
     scale = self.made.get(total) if isinstance(total, Var) else None
     if scale is not None and scale.primitive is elementwise.mul_p and found.reduce.primitive is ops.reduce_sum_p:
+      assert isinstance(total, Var)
       place = next((i for i, v in enumerate(scale.values) if self._is_total(v, combine.outvars[0])), -1)
       factor = scale.values[1 - place]
       alike = not isinstance(factor, Var) or not factor.shape or self.layouts[factor] == self.layouts[out]

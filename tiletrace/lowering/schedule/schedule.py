@@ -20,10 +20,11 @@ from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.options import CompileOptions
 from tiletrace.lowering.ownership import is_explicit
 from tiletrace.lowering.schedule.asynchrony import elide_zero_stores
+from tiletrace.lowering.schedule.balance import balanced_order
 from tiletrace.lowering.schedule.builder import Builder, RingState
 from tiletrace.lowering.schedule.checker import check_program
 from tiletrace.lowering.schedule.consumer import Consumer, RingResources
-from tiletrace.lowering.schedule.cumsums import CumsumLowering
+from tiletrace.lowering.schedule.cumulative import CumulativeLowering
 from tiletrace.lowering.schedule.deferral import Deferred, defer_epilogue
 from tiletrace.lowering.schedule.epilogue import Staging, drain_stores, expand_store, make_staging, staged_stores
 from tiletrace.lowering.schedule.grid import lower_ids, place_on_grid
@@ -88,7 +89,7 @@ def _exchanges(body: Block, layouts: dict[Var, Layout], notes: list[str], *, syn
   late = LateReductions(layouts)
   body = late.block(body)
   notes += late.notes
-  for kind in (RelayoutLowering, ReductionLowering, CumsumLowering):
+  for kind in (RelayoutLowering, ReductionLowering, CumulativeLowering):
     lowering = kind(layouts, syncs=syncs)
     body = lowering.block(body)
     body = dataclasses.replace(body, eqns=(*lowering.scratch, *body.eqns))
@@ -105,6 +106,7 @@ class _Scheduler:
     self.facts = Facts(graph)
     self.unordered = unordered(graph, self.facts)
     self.allocs: list[Eqn] = []
+    self.order: tuple[int, ...] | None = None
 
   def run(self) -> tuple[TileGraph, int]:
     """(the level-0 graph, threads of a CTA)."""
@@ -112,6 +114,7 @@ class _Scheduler:
     # Rings are found last: they name equations, and rewriting a block would make others of them.
     body, self.allocs = _split_allocs(elide_zero_stores(body, self._runs))
     graph = self.graph.replace(body=body)
+    self.order = self._order(graph)
     rings, notes = find_rings(graph, self._fillable)
     refusal = self._refusal(graph, rings)
     if refusal is not None and any(r.by_threads for r in rings):
@@ -124,6 +127,16 @@ class _Scheduler:
     if rings:
       self.notes.append(f"no producer warpgroup: {refusal}")
     return self._single(graph)
+
+  def _order(self, graph: TileGraph) -> tuple[int, ...] | None:
+    """Of a persistent kernel's programs; None is the raster's."""
+    if not graph.options.persistent:
+      return None
+    order = balanced_order(graph.body, graph.options, self.target.sm_count)
+    if order is not None:
+      self.notes.append(f"programs differ in length: each goes to the CTA that is free first, by a table for "
+                        f"{self.target.sm_count} CTAs")
+    return order
 
   def _runs(self, loop: Eqn) -> bool:
     lo, hi = (self.facts[a] for a in loop.values[:2])
@@ -193,7 +206,7 @@ class _Scheduler:
     states = {r: RingState.make(b, r.ring.slots, phase=1) for r in resources}
     phases = {box.value: (box, Phase.make(b, box, 0)) for box in mail}
     work = Producer(resources, states, plans, phases).block(sliced)
-    b.eqns += place_on_grid(work, graph.options, Builder(graph.loc)).eqns
+    b.eqns += self._on_grid(work).eqns
     if plans:
       return b.block()
     role = Builder(graph.loc)
@@ -216,12 +229,15 @@ class _Scheduler:
     if deferred is not None:
       b.eqns += deferred.setup
       work = deferred.work
-    b.eqns += place_on_grid(work, graph.options, Builder(graph.loc)).eqns
+    b.eqns += self._on_grid(work).eqns
     if deferred is not None:
       b.eqns += deferred.last
     if staging is not None:
       drain_stores(b)
     return b.block()
+
+  def _on_grid(self, work: Block) -> Block:
+    return place_on_grid(work, self.graph.options, Builder(self.graph.loc), self.order)
 
   def _defer(self, work: Block) -> Deferred | None:
     found = defer_epilogue(work, self.layouts, self.facts)
@@ -290,7 +306,7 @@ class _Scheduler:
     expand, staging = self._epilogue(head, graph.body, graph.options.warpgroups)
     rewriter = Consumer([], {}, graph.options.warpgroups, self.facts)
     work = self._ordered(expand(rewriter.block(graph.body)), graph, own)
-    head.eqns += place_on_grid(work, graph.options, Builder(graph.loc)).eqns
+    head.eqns += self._on_grid(work).eqns
     if staging is not None:
       drain_stores(head)
     eqns = tuple(head.eqns)
