@@ -5,9 +5,10 @@ import doctest
 
 import pytest
 
-from tiletrace.kernels import layer_norm, matmul, rms_norm, rows, softmax
+from tiletrace.kernels import grouped_matmul, layer_norm, matmul, rms_norm, rows, softmax
 
-MODULES = [function.__module__ for function in (layer_norm, matmul, rms_norm, softmax)] + [rows.__name__]
+FUNCTIONS = (grouped_matmul, layer_norm, matmul, rms_norm, softmax)
+MODULES = [function.__module__ for function in FUNCTIONS] + [rows.__name__]
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -10,7 +10,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType, TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 from tiletrace.core import bytecode
 from tiletrace.core.errors import ControlFlowError, ScopeError, TileTypeError
@@ -166,7 +166,7 @@ class Branch:
     self.names = {}
     self.end(self.scope)
 
-  def __enter__(self) -> Branch:
+  def __enter__(self) -> Self:
     frame = user_frame()
     assert frame is not None
     self.enter_loc, self.by_statement = Loc(frame.f_code, frame.f_lasti), frame is sys._getframe(1)
