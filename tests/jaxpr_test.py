@@ -42,6 +42,7 @@ FLOAT_FUNCTIONS = {
   "round": jnp.round, "where": lambda x: jnp.where(x > 0, x, -2 * x), "isfinite": lambda x: jnp.isfinite(1 / x) * x,
   "stop_gradient": jax.lax.stop_gradient, "square": jnp.square, "rsqrt": lambda x: jax.lax.rsqrt(x * x + 1),
   "cumsum": lambda x: jnp.cumsum(x, 1) + jax.lax.cumsum(x, 0, reverse=True),
+  "cummax": lambda x: jax.lax.cummax(x, 1) + jax.lax.cummin(x, 0, reverse=True) + jnp.cumprod(x, 1),
   "log2": lambda x: jnp.log2(jnp.abs(x) + 1), "argmax": lambda x: x + jnp.argmax(x, 1)[:, None] - jnp.argmin(x, 0),
   "exp2": jnp.exp2, "tan": lambda x: jnp.tan(x / 4), "erf": lambda x: jax.scipy.special.erf(x),
   "sign": lambda x: jnp.sign(x) * x, "maximum": lambda x: jnp.maximum(x, 1) + jnp.minimum(x, x[:, :1]),

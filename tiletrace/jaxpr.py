@@ -18,8 +18,13 @@ from tiletrace.core import dtypes
 from tiletrace.core.errors import TileTypeError
 from tiletrace.core.foreign import is_jax, refuse_foreign
 from tiletrace.core.graph import Literal, Primitive
-from tiletrace.core.ops import elementwise as ops, reduce as reductions, shape as shapes, transcendental as more
-from tiletrace.core.ops.cumsum import cumsum
+from tiletrace.core.ops import (
+  cumulative,
+  elementwise as ops,
+  reduce as reductions,
+  shape as shapes,
+  transcendental as more,
+)
 from tiletrace.core.ref import Ref, plain_name
 from tiletrace.core.source import user_loc
 from tiletrace.core.tile import Tile, bind_tile
@@ -351,6 +356,11 @@ def _argmin(x: Operand, *, axes: Sequence[int], index_dtype: Any) -> Operand:
   return _cast(reductions.argmin(x, axes[0]), dtypes.canonical(index_dtype))
 
 
-@_rule("cumsum")
-def _cumsum(x: Operand, *, axis: int, reverse: bool) -> Operand:
-  return cumsum(x, axis, reverse=reverse)
+def _cumulative(name: str, primitive: Primitive) -> None:
+  @_rule(name)
+  def rule(x: Operand, *, axis: int, reverse: bool) -> Operand:
+    return _cast(getattr(cumulative, primitive.name)(_as_tile(x), axis, reverse=reverse), x.type.dtype)
+
+
+for _primitive in cumulative.CUMULATIVE:
+  _cumulative(_primitive.name, _primitive)

@@ -79,6 +79,9 @@ class Tile(Value):
   def cumsum(self, axis: int | None = None, *, reverse: bool = False, dtype: Any = None) -> Tile:
     return METHODS["cumsum"](self, axis, reverse=reverse, dtype=dtype)
 
+  def cumprod(self, axis: int | None = None, *, reverse: bool = False, dtype: Any = None) -> Tile:
+    return METHODS["cumprod"](self, axis, reverse=reverse, dtype=dtype)
+
   def __getitem__(self, index: Any) -> Tile:
     return METHODS["getitem"](self, index)
 

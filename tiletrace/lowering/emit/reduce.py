@@ -17,7 +17,7 @@ from tiletrace.lowering.ptx.module import Builder
 from tiletrace.lowering.ptx.registers import Reg
 from tiletrace.lowering.tables import coordinates
 
-_COMBINE: dict[str, Primitive] = {"reduce_sum": ew.add_p, "reduce_prod": ew.mul_p, "reduce_max": ew.max_p,
+COMBINE: dict[str, Primitive] = {"reduce_sum": ew.add_p, "reduce_prod": ew.mul_p, "reduce_max": ew.max_p,
                                   "reduce_min": ew.min_p}
 _WHOLE_WARP = -1  # member mask
 
@@ -51,7 +51,7 @@ def _within_warp(ctx: EmitContext, eqn: Eqn, op: str, plan: Reduction) -> None:
   if ctx.scope.elected is not None:
     raise LoweringError(f"{op.removeprefix('reduce_')} of {eqn.values[0].type} takes all threads of a warpgroup, "
                         "tt.elect() leaves one", loc=eqn.loc, hint="reduce before tt.elect(), and use the result in it")
-  each, kind = EACH[_COMBINE[op]], compute_type(dtype)
+  each, kind = EACH[COMBINE[op]], compute_type(dtype)
 
   def combine(x: Operand, y: Operand) -> Operand:
     return each(b, kind, (x, y))

@@ -13,7 +13,8 @@ from tiletrace.core.types import RefType, Space
 # Results may share registers with operands.
 _RENAMES = frozenset({"broadcast_in_dim", "slice", "transpose", "reshape", "relayout", "cast", "select", "abs", "pow",
                       "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_partial", "reduce_thread",
-                      "cumsum", "cumsum_partial", "cumsum_before", "cumsum_join"})
+                      "cumsum", "cumprod", "cummax", "cummin", "cumulative_partial", "cumulative_before",
+                      "cumulative_join"})
 
 
 def written_fragments(eqn: Eqn) -> set[Var]:

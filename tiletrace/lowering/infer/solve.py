@@ -14,7 +14,7 @@ import numpy as np
 
 # The rules register themselves; this list of imports is the list of what can be laid out.
 import tiletrace.lowering.infer.control
-import tiletrace.lowering.infer.cumsum
+import tiletrace.lowering.infer.cumulative
 import tiletrace.lowering.infer.elementwise
 import tiletrace.lowering.infer.memory
 import tiletrace.lowering.infer.mma
@@ -23,7 +23,7 @@ import tiletrace.lowering.infer.relayout
 import tiletrace.lowering.infer.shape  # noqa: F401
 from tiletrace.core.errors import LayoutError
 from tiletrace.core.graph import Block, Eqn, TileGraph, Var, walk
-from tiletrace.core.ops.cumsum import cumsum_p
+from tiletrace.core.ops.cumulative import CUMULATIVE
 from tiletrace.core.ops.reduce import REDUCTIONS
 from tiletrace.core.ops.relayout import relayout_p
 from tiletrace.core.ops.shape import broadcast_in_dim_p, reshape_p, slice_p, transpose_p
@@ -63,7 +63,7 @@ def infer_layouts(graph: TileGraph, target: Target) -> LaidOut:
   Raises:
     LayoutError: two anchors want different layouts of one fragment (both places are named).
   """
-  reduced = {e.values[0].shape: (e.params["axis"],) for e in walk(graph.body) if e.primitive is cumsum_p}
+  reduced = {e.values[0].shape: (e.params["axis"],) for e in walk(graph.body) if e.primitive in CUMULATIVE}
   reduced |= {e.values[0].shape: e.params["axes"] for e in walk(graph.body) if e.primitive in REDUCTIONS}
   ctx = InferContext(graph, target, Facts(graph), role_sizes(graph).__getitem__, reduced)
   constraints = {e: list(layout_rules[e.primitive](e, ctx)) for e in walk(graph.body)}

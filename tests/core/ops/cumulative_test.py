@@ -72,6 +72,40 @@ def test_infinity_and_nan_stay_behind_the_elements_before_them():
   np.testing.assert_array_equal(sums(x, 1), np.asarray(want, np.float32))
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", ["cumprod", "cummax", "cummin"])
+@pytest.mark.parametrize("dtype", [*DTYPES[:-1], np.int16, np.uint16], ids=lambda d: np.dtype(d).name)
+def test_the_others_are_those_of_jax_and_keep_the_dtype(dtype, name, reverse):
+  rng = np.random.default_rng(5)
+  x = (rng.integers(-2, 3, (3, 40)) if np.dtype(dtype).kind != "u" else rng.integers(0, 3, (3, 40))).astype(dtype)
+  for axis in (0, 1, None):
+    def kernel(x, y, axis=axis):
+      y[...] = getattr(tt, name)(x[...], axis, reverse=reverse)
+
+    flat = x.reshape(-1) if axis is None else x
+    want = np.asarray(getattr(jax.lax, name)(jnp.asarray(flat), axis or 0, reverse=reverse))
+    out = Out(array(np.dtype(dtype), *flat.shape))
+    got = np.asarray(run(trace(kernel, grid=(1,), x=array(x.dtype, *x.shape), y=out), jnp.asarray(x))[0])
+    assert_close(got, want, "exact")
+
+
+def test_maxima_of_bools_are_bools_and_products_count():
+  assert trace_values(lambda v: tt.cummax(v, 0), (dtypes.bool_, (8,))).dtype == dtypes.bool_
+  assert trace_values(lambda v: v.cumprod(0), (dtypes.bool_, (8,))).dtype == dtypes.i32
+  with pytest.raises(TileTypeError, match="cumprod: prods are no bools"):
+    trace_values(lambda v: tt.cumprod(v, 0, dtype=np.bool_), (dtypes.bool_, (3,)))
+
+
+@pytest.mark.parametrize("name", ["cumprod", "cummax", "cummin"])
+def test_another_axis_of_the_others_is_refused_by_their_name(name):
+  def kernel(x):
+    getattr(tt, name)(x[...], 2)
+
+  with pytest.raises(TileIndexError, match=rf"{name}: axis 2 of f32\[2,3\]") as refused:
+    trace(kernel, x=array(dtypes.f32, 2, 3))
+  assert "getattr(tt, name)(x[...], 2)" in str(refused.value) and "^" in str(refused.value)
+
+
 @pytest.mark.parametrize(("axis", "kind", "message"), [
   (2, TileIndexError, r"cumsum: axis 2 of f32\[2,3\]"), (-3, TileIndexError, r"cumsum: axis -3 of f32\[2,3\]"),
   ((0, 1), TileTypeError, r"cumsum: axis \(0, 1\)"), (1.0, TileTypeError, r"cumsum: axis 1\.0"),

@@ -1,4 +1,4 @@
-"""Cumulative sums in compiled kernels: their numbers (PTX run on the CPU), their instructions, what is refused."""
+"""Cumulative operations in compiled kernels: their numbers (PTX run on the CPU), instructions, what is refused."""
 from __future__ import annotations
 
 import functools
@@ -9,7 +9,7 @@ import pytest
 import tiletrace as tt
 from tests.gpu.corpus import Case
 from tests.lowering import simulated
-from tests.lowering.kernels import F32, I32, assemble, lower, struct
+from tests.lowering.kernels import BF16, F32, I32, assemble, lower, struct
 from tests.lowering.reduce_test import facts
 from tiletrace.core.errors import LoweringError
 from tiletrace.layout import R, S, lane, reg, warp
@@ -59,6 +59,37 @@ def test_sums_are_right_in_any_layout(name, reverse):
     check(call, x, backwards if reverse else x.cumsum(axis))
 
 
+DTYPES = {np.dtype(d).name: d for d in (np.float32, BF16, np.float16, np.int32, np.uint32, np.int8, np.uint16)}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(2, 1000), (300, 5)], ids=str)
+def test_products_maxima_and_minima_are_right_from_either_end(shape, dtype):
+  """Rows of several warps, and columns."""
+  names = ("cumprod", "cummax", "cummin")
+
+  def kernel(x, *ys):
+    for k, name in enumerate(names):
+      for reverse in (False, True):
+        ys[2 * k + reverse][...] = getattr(tt, name)(x[...], int(shape[0] > shape[1]) ^ 1, reverse=reverse)
+
+  axis = int(shape[0] < shape[1])
+  x = rng.integers(-3 if np.dtype(DTYPES[dtype]).kind != "u" else 0, 4, shape).astype(DTYPES[dtype])
+  if np.dtype(DTYPES[dtype]).kind not in "iu":                   # products that are exact in f32, or overflow
+    x = np.where(rng.random(shape) < 0.5, 1, -1).astype(DTYPES[dtype])
+    x[0, 3] = np.nan
+  with np.errstate(over="ignore", invalid="ignore"):
+    each = {"cumprod": lambda v: np.multiply.accumulate(v, axis, dtype=v.dtype),
+            "cummax": lambda v: np.maximum.accumulate(v, axis), "cummin": lambda v: np.minimum.accumulate(v, axis)}
+    x, given = x if x.dtype.kind in "iu" else x.astype(np.float64), x
+    want = [np.flip(each[n](np.flip(x, axis)), axis) if r else each[n](x) for n in names for r in (False, True)]
+  call = tt.tile_call(kernel, (struct(*shape, dtype=given.dtype),) * 6, grid=1)
+  lowered = call.lower(given)
+  assemble(lowered)
+  for got, w in zip(simulated.run(lowered, Case(call, (given,), (), "exact")), want, strict=True):
+    np.testing.assert_array_equal(got.astype(w.dtype), w)
+
+
 def test_a_row_within_a_warp_needs_a_shuffle_for_each_bit_of_the_lane_and_no_shared_memory():
   lowered = sums((4, 128), 1).lower(struct(4, 128, dtype=I32))
   assert facts(lowered) == {"shuffles": 5, "syncs": 0, "stores": 0, "loads": 0}
@@ -67,7 +98,7 @@ def test_a_row_within_a_warp_needs_a_shuffle_for_each_bit_of_the_lane_and_no_sha
 def test_a_row_of_four_warps_exchanges_the_totals_of_its_blocks_and_what_stands_before_them():
   lowered = sums((1, 8192), 1).lower(struct(1, 8192, dtype=I32))
   assert facts(lowered) == {"shuffles": 5 * 16 + 5 * 2, "syncs": 2, "stores": 16 + 2, "loads": 2 + 16}
-  assert "cumsum: the sums of 64 blocks of 128 elements are summed by one warp" in lowered.as_text("schedule")
+  assert "cumsum: those of 64 blocks of 128 elements are accumulated by one warp" in lowered.as_text("schedule")
   assert assemble(lowered).image
 
 

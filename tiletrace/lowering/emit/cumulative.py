@@ -1,4 +1,7 @@
-"""Cumulative sums within a warp: serial in each thread, then shfl.sync.bfly; and what is before each warp's block."""
+"""Cumulative operations within a warp: serial in each thread, then shfl.sync.bfly; what is before each warp's block.
+
+The text speaks of sums; products, maxima and minima are the same with another operation.
+"""
 from __future__ import annotations
 
 import dataclasses
@@ -9,10 +12,12 @@ import numpy as np
 
 from tiletrace.core.errors import LoweringError
 from tiletrace.core.graph import Eqn, Var
-from tiletrace.core.ops import cumsum as ops
+from tiletrace.core.ops import cumulative as ops
+from tiletrace.core.ops.reduce import identity
 from tiletrace.lowering.emit.addressing import ViewBounds, register_map, thread_sum
 from tiletrace.lowering.emit.context import EmitContext, emit_rules
-from tiletrace.lowering.emit.elementwise import compute_type, result
+from tiletrace.lowering.emit.elementwise import EACH, compute_type, result
+from tiletrace.lowering.emit.reduce import COMBINE
 from tiletrace.lowering.emit.values import Operand, materialise, pack, unpack
 from tiletrace.lowering.layouts.cumulation import Digit, cumulation
 from tiletrace.lowering.layouts.fragment import drop_copies
@@ -47,8 +52,9 @@ class _Scan:
     x, self.axis = eqn.values[0], eqn.params["axis"]
     assert isinstance(x, Var)
     if ctx.scope.elected is not None:
-      raise LoweringError(f"cumsum of {x.type} takes all threads of a warpgroup, tt.elect() leaves one", loc=eqn.loc,
-                          hint="sum before tt.elect(), and use the result in it")
+      op = eqn.params.get("op", eqn.primitive.name)
+      raise LoweringError(f"{op} of {x.type} takes all threads of a warpgroup, tt.elect() leaves one", loc=eqn.loc,
+                          hint="accumulate before tt.elect(), and use the result in it")
     self.ctx, self.b, self.x, self.reverse = ctx, ctx.b, x, eqn.params["reverse"]
     self.kind = compute_type(x.dtype)
     layout = ctx.layouts[x]
@@ -57,8 +63,9 @@ class _Scan:
     self.first = [to_unique.index(u) for u in range(unique.extent("reg"))]      # a register of each that is no copy
     self.table = coordinates(layout, ctx.scope.threads)[:, self.first].astype(np.int64)
     self.plan = cumulation(layout, self.axis)
-    self.exclusive = eqn.primitive is ops.cumsum_before_p
-    self.zero = 0.0 if self.kind == "f32" else 0
+    self.exclusive = eqn.primitive is ops.cumulative_before_p
+    reduction = ops.reduction_of(eqn)
+    self.zero, self.each = identity(reduction, x.dtype), EACH[COMBINE[reduction.name]]
 
   @property
   def blocks(self) -> np.ndarray:
@@ -68,7 +75,7 @@ class _Scan:
     return out
 
   def add(self, x: Operand | None, y: Operand) -> Operand:
-    return y if x is None else self.b.new(isa.ADD, x, y, type=self.kind)
+    return y if x is None else self.each(self.b, self.kind, (x, y))
 
   def inputs(self) -> dict[int, Operand]:
     """The operand by register; from the last element backwards, zero beyond it. What is padding in all threads is
@@ -146,14 +153,14 @@ class _Scan:
     return [found.get(u, some) for u in self.to_unique]        # padding may hold anything
 
 
-@emit_rules.register(ops.cumsum_p, ops.cumsum_before_p)
-def _cumsum(ctx: EmitContext, eqn: Eqn) -> None:
+@emit_rules.register(*ops.CUMULATIVE, ops.cumulative_before_p)
+def _cumulative(ctx: EmitContext, eqn: Eqn) -> None:
   scan = _Scan(ctx, eqn)
   assert scan.plan.totals is None, "the scheduler exchanges what crosses warps"
   result(ctx, eqn, scan.elements(scan.sums()))
 
 
-@emit_rules.register(ops.cumsum_partial_p)
+@emit_rules.register(ops.cumulative_partial_p)
 def _partial(ctx: EmitContext, eqn: Eqn) -> None:
   scan = _Scan(ctx, eqn)
   local, totals = eqn.outvars
@@ -164,7 +171,7 @@ def _partial(ctx: EmitContext, eqn: Eqn) -> None:
   ctx.bind(totals, pack(ctx.b, totals.dtype, [runs[i].total for i in chosen]))
 
 
-@emit_rules.register(ops.cumsum_join_p)
+@emit_rules.register(ops.cumulative_join_p)
 def _join(ctx: EmitContext, eqn: Eqn) -> None:
   scan = _Scan(ctx, eqn)
   before = eqn.values[1]
