@@ -9,6 +9,7 @@ import numpy as np
 
 import tiletrace as tt
 from tests.gpu.corpus import Case, case, f64, out
+from tiletrace.kernels.scaled_matmul import scaled_matmul_call
 
 F8 = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
 INTEGERS = {"i8": np.int8, "u8": np.uint8, "i16": np.int16, "u16": np.uint16}
@@ -173,3 +174,35 @@ def warpgroups_split_both_ways_with_registers(rng, split):
   rows, columns, warpgroups = split
   return product(rng, "e4m3", "e4m3", acc=np.float32, kind="f8_gemm", bm=128 * rows, bn=16 * columns,
                  policy=(rows, columns), warpgroups=warpgroups, registers=True)
+
+
+# ---- with scales
+
+
+def scaled(rng, scaling, m, n, k, *, fast=False, to=ml_dtypes.bfloat16) -> Case:
+  x, w = numbers(rng, m, k, dtype="e4m3"), numbers(rng, n, k, dtype="e5m2")
+  blocks = -(-k // 128)
+  shapes = {"tensor": ((), ()), "row": ((m,), (n,)), "block": ((blocks, m), (-(-n // 128), blocks))}[scaling]
+  of_x, of_w = (np.exp(rng.standard_normal(s)).astype(np.float32) for s in shapes)
+  call = scaled_matmul_call((m, n), to, k=k, scaling=scaling, fast=fast)
+  by_x, by_w = f64(of_x), f64(of_w)
+  if scaling == "row":
+    by_x, by_w = by_x[:, None], by_w[:, None]
+  elif scaling == "block":
+    by_x, by_w = np.repeat(by_x.T, 128, 1)[:, :k], np.repeat(np.repeat(by_w, 128, 0)[:n], 128, 1)[:, :k]
+  return Case(call, (x, w, of_x, of_w), ((f64(x) * by_x) @ (f64(w) * by_w).T,), "f8_gemm")
+
+
+@case(scaling=("tensor", "row", "block"))
+def scaled_products(rng, scaling):
+  return scaled(rng, scaling, 200, 136, 400)
+
+
+@case(scaling=("tensor", "row"))
+def scaled_products_summed_in_the_tensor_core(rng, scaling):
+  return scaled(rng, scaling, 200, 264, 272, fast=True, to=np.float32)
+
+
+@case(shape=((64, 256, 384), (7, 40, 77), (130, 9, 16)))
+def scaled_products_of_blocks(rng, shape):
+  return scaled(rng, "block", *shape, to=np.float32)

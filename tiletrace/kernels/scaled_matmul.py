@@ -1,0 +1,160 @@
+"""Products of 8-bit floats with scales: one of each array, one of each row, or one of each block of 128."""
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+import tiletrace as tt
+from tiletrace.core.errors import TileTypeError
+from tiletrace.core.source import caller_loc
+from tiletrace.kernels.matmul import Tiling, choose_tiling
+
+BLOCK = 128               # elements along k, and rows of w, that share a scale
+FLOATS = (jnp.float8_e4m3fn, jnp.float8_e5m2)
+Scaling = Literal["tensor", "row", "block"]
+# Two sets of sums in registers: half of the tile that one set leaves room for.
+_EXACT_TILINGS = (Tiling(128, 128, 2, 5, 1.0, bk=BLOCK), Tiling(64, 128, 1, 7, 0.65, bk=BLOCK))
+
+
+def scaled_matmul_kernel(x, w, x_scale, w_scale, y, *, scaling, fast, bm, bn, bk, num_stages):
+  """x[m, k] @ w[n, k].T. Scales: a scalar each; [m] and [n]; [k / 128, m] and [n / 128, k / 128]."""
+  i, j = tt.program_id(0), tt.program_id(1)
+  rows, cols = tt.block(i, bm), tt.block(j, bn)
+  x_s = tt.alloc_shared((bm, bk), x.dtype)
+  w_s = tt.alloc_shared((bn, bk), w.dtype)
+  total = tt.alloc_fragment((bm, bn), jnp.float32)
+  total[...] = 0
+  if not fast:
+    part = tt.alloc_fragment((bm, bn), jnp.float32)
+  if scaling == "block":
+    of_x = tt.alloc_shared((bm,), jnp.float32)
+    of_w = tt.alloc_fragment((1,), jnp.float32)
+    of_w[...] = w_scale[j * bn // BLOCK, :1]
+  for k in tt.pipelined(tt.cdiv(x.shape[1], bk), num_stages=num_stages):
+    tt.copy(x.at[rows, tt.block(k, bk)], x_s)
+    tt.copy(w.at[cols, tt.block(k, bk)], w_s)
+    if scaling == "block":
+      tt.copy(x_scale.at[k, rows], of_x)
+      scale = of_x[...] * of_w[...]
+      of_w[...] = w_scale[j * bn // BLOCK, tt.ds(k + 1, 1)]       # on its way while the product is made
+      tt.gemm(x_s, w_s.T, part, accumulate=False)
+      total[...] += part[...] * scale[:, None]
+    elif fast:
+      tt.gemm(x_s, w_s.T, total)
+    else:
+      tt.gemm(x_s, w_s.T, part, accumulate=False)
+      total[...] += part[...]
+  out = total[...]
+  if scaling == "row":
+    out = out * x_scale[rows][:, None] * w_scale[cols][None, :]
+  elif scaling == "tensor":
+    out = out * (x_scale[...] * w_scale[...])
+  y[rows, cols] = out.astype(y.dtype)
+
+
+def scaled_matmul_reference(x: jax.Array, w: jax.Array, x_scale: Any, w_scale: Any, *, out_dtype: Any = jnp.bfloat16
+                            ) -> jax.Array:
+  """What `scaled_matmul` computes, in jax.numpy: both arrays are scaled in f32, then multiplied."""
+  scaling = _scaling(x, w, x_scale := jnp.asarray(x_scale), w_scale := jnp.asarray(w_scale))
+  k = x.shape[1]
+  if scaling == "row":
+    x_scale, w_scale = x_scale[:, None], w_scale[:, None]
+  elif scaling == "block":
+    x_scale = jnp.repeat(x_scale, BLOCK, 1)[:, :k]
+    w_scale = jnp.repeat(jnp.repeat(w_scale, BLOCK, 0)[:w.shape[0]], BLOCK, 1)[:, :k]
+  x32, w32 = x.astype(jnp.float32) * x_scale, w.astype(jnp.float32) * w_scale
+  return jnp.dot(x32, w32.T, precision=jax.lax.Precision.HIGHEST).astype(out_dtype)
+
+
+def scaled_matmul(x: jax.Array, w: jax.Array, x_scale: Any, w_scale: Any, *, fast: bool = False,
+                  out_dtype: Any = jnp.bfloat16) -> jax.Array:
+  """(x * x_scale) @ (w * w_scale).T of 8-bit floats: sums in f32, rounded once.
+
+  ===========  ==================================  ==================================================================
+  scaling      x_scale, w_scale (float32)          an element of x[i, k] and of w[j, k] is worth
+  ===========  ==================================  ==================================================================
+  tensor       [] and []                           x[i, k] * x_scale, w[j, k] * w_scale
+  row          [m] and [n]                         x[i, k] * x_scale[i], w[j, k] * w_scale[j]
+  block        [m, ceil(k / 128)] and              x[i, k] * x_scale[i, k // 128],
+               [ceil(n / 128), ceil(k / 128)]      w[j, k] * w_scale[j // 128, k // 128]
+  ===========  ==================================  ==================================================================
+
+  Args:
+    x: float8_e4m3fn or float8_e5m2 [m, k].
+    w: float8_e4m3fn or float8_e5m2 [n, k]: k is contiguous, as the tensor core reads 8-bit operands.
+    x_scale, w_scale: float32; their shapes say which scaling it is.
+    fast: sum all of k in the tensor core, which keeps about 14 bits of the sums of 8-bit floats. By default the sums of
+      each 128 products are added in f32. Scales of blocks are applied there, so that fast=True excludes them.
+    out_dtype: bfloat16, float16 or float32.
+
+  Returns:
+    [m, n].
+
+  Raises:
+    TileTypeError: dtypes or shapes that do not fit.
+
+  It has no derivative: quantise in the forward pass, and differentiate what is not quantised (jax.custom_vjp).
+
+  Example:
+    >>> import jax, jax.numpy as jnp
+    >>> from tiletrace.kernels import scaled_matmul, scaled_matmul_reference
+    >>> x, w = (jax.random.normal(jax.random.key(i), s) for i, s in enumerate(((30, 256), (40, 256))))
+    >>> x_scale, w_scale = jnp.max(jnp.abs(x), 1) / 448, jnp.max(jnp.abs(w), 1) / 448       # 448: the largest e4m3
+    >>> q = [(v / s[:, None]).astype(jnp.float8_e4m3fn) for v, s in ((x, x_scale), (w, w_scale))]
+    >>> y = jax.jit(scaled_matmul)(*q, x_scale, w_scale)
+    >>> z = scaled_matmul_reference(*q, x_scale, w_scale)
+    >>> y.shape, bool(jnp.allclose(y.astype("float32"), z.astype("float32"), rtol=0.02, atol=0.02))
+    ((30, 40), True)
+  """
+  x, w = _operand("x", x), _operand("w", w)
+  x_scale, w_scale = jnp.asarray(x_scale), jnp.asarray(w_scale)
+  scaling = _scaling(x, w, x_scale, w_scale)
+  if fast and scaling == "block":
+    raise TileTypeError("scaled_matmul: fast=True with a scale for each block of 128", loc=caller_loc(),
+                        hint="such sums leave the tensor core at every block; drop fast=")
+  m, k = x.shape
+  call = scaled_matmul_call((m, w.shape[0]), out_dtype, k=k, scaling=scaling, fast=fast)
+  return call(x, w, x_scale.T if scaling == "block" else x_scale, w_scale)
+
+
+def scaled_matmul_call(shape: tuple[int, int], dtype: Any, *, k: int, scaling: Scaling, fast: bool = False,
+                       tiling: Tiling | None = None) -> tt.TileCall:
+  """The call behind `scaled_matmul`, of (x, w, x_scale, w_scale); x_scale of blocks is [ceil(k / 128), m]."""
+  t = tiling or _choose(*shape, k, scaling, fast)
+  kernel = functools.partial(scaled_matmul_kernel, scaling=scaling, fast=fast, bm=t.bm, bn=t.bn, bk=t.bk,
+                             num_stages=t.num_stages)
+  return tt.tile_call(kernel, jax.ShapeDtypeStruct(shape, dtype), name="scaled_matmul", **t.launch(*shape))
+
+
+def _choose(m: int, n: int, k: int, scaling: Scaling, fast: bool) -> Tiling:
+  if fast:
+    return dataclasses.replace(choose_tiling(m, n, k, form="nt", itemsize=1, plain=scaling == "tensor"), bk=BLOCK)
+  return _EXACT_TILINGS[m <= _EXACT_TILINGS[1].bm]
+
+
+def _operand(name: str, x: Any) -> jax.Array:
+  x = jnp.asarray(x)
+  if x.dtype not in FLOATS or x.ndim != 2:
+    raise TileTypeError(f"scaled_matmul: {name} is {x.dtype}{list(x.shape)}", loc=caller_loc(),
+                        hint=f"a matrix of float8_e4m3fn or float8_e5m2: ({name} / scale).astype(jnp.float8_e4m3fn)")
+  return x
+
+
+def _scaling(x: jax.Array, w: jax.Array, x_scale: jax.Array, w_scale: jax.Array) -> Scaling:
+  (m, k), n = x.shape, w.shape[0]
+  if w.shape[1] != k:
+    raise TileTypeError(f"scaled_matmul: x {list(x.shape)} and w {list(w.shape)} have different inner extents",
+                        loc=caller_loc(), hint="w is [n, k]")
+  blocks = tt.cdiv(k, BLOCK)
+  shapes: dict[Scaling, Any] = {"tensor": ((), ()), "row": ((m,), (n,)),
+                                "block": ((m, blocks), (tt.cdiv(n, BLOCK), blocks))}
+  for scaling, found in shapes.items():
+    if (x_scale.shape, w_scale.shape) == found and x_scale.dtype == w_scale.dtype == jnp.float32:
+      return scaling
+  expected = "; ".join(f"{list(a)} and {list(b)}" for a, b in shapes.values())
+  raise TileTypeError(f"scaled_matmul: x_scale is {x_scale.dtype}{list(x_scale.shape)}, w_scale {w_scale.dtype}"
+                      f"{list(w_scale.shape)}", loc=caller_loc(), hint=f"float32, of the shapes {expected}")
