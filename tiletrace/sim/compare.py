@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tiletrace.core.dtypes import is_float
+from tiletrace.core.dtypes import f16, is_float
 from tiletrace.core.effects import Access, RefEffect
 from tiletrace.core.errors import LoweringError
 from tiletrace.core.graph import TileGraph, Var, walk
@@ -38,14 +38,19 @@ _STORES = frozenset({isa.ST_GLOBAL, isa.TMA_STORE, isa.TMA_STORE_HINT, isa.BULK_
 
 def kind_of(graph: TileGraph) -> str:
   """The kind of computation (tolerances.py) of a kernel's floating-point results: the least accurate that it has."""
-  found = {e.primitive for e in walk(graph.body) if rounds(e)}
-  return "gemm" if gemm_p in found else "reduce" if found & SUMS else "elementwise" if found else "exact"
+  found = {e.primitive.name for e in walk(graph.body) if rounds(e)}
+  if any(e.primitive is gemm_p and e.refs[-1].type.dtype == f16 for e in walk(graph.body)):
+    return "f16_gemm"
+  return "gemm" if gemm_p.name in found else "reduce" if found & SUMS else "elementwise" if found else "exact"
 
 
 def unwritten(got: np.ndarray, want: np.ndarray) -> np.ndarray:
-  """Where both have what they put into outputs at first (floats: NaN, written or not)."""
+  """Where both have what they put into outputs at first (floats: NaN, written or not). That is the same for unsigned
+  integers, and may have been written: nothing is marked there."""
   if is_float(want.dtype):
     return np.isnan(got) & np.isnan(want)
+  if want.dtype.kind == "u":
+    return np.zeros(want.shape, bool)
   ones = (got.reshape(-1).view(np.uint8).reshape(*got.shape, got.itemsize) == 0xFF).all(axis=-1)
   return ones & (want == poison(want.dtype))
 
@@ -54,7 +59,7 @@ def difference(output: str, got: np.ndarray, want: np.ndarray, kind: str) -> Dif
   """Of two arrays of one shape and dtype; integers and bools are compared exactly. None: there is none."""
   assert (got.shape, got.dtype) == (want.shape, want.dtype), (got, want)
   with np.errstate(all="ignore"):
-    allowed = 2 * bounds(want, kind if is_float(want.dtype) else "exact")
+    allowed = 2 * bounds(want, want.dtype, kind if is_float(want.dtype) else "exact")
     errors = np.abs(got.astype(np.float64) - want.astype(np.float64))
     differs = (got != want) & ~(errors <= allowed) & ~unwritten(got, want)
   if not differs.any():

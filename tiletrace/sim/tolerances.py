@@ -20,15 +20,16 @@ import numpy as np
 
 # (relative to the element, relative to the largest element of the reference)
 _TABLE: dict[str, dict[str, tuple[float, float]]] = {
-  "float64": {"elementwise": (1e-14, 1e-16), "reduce": (1e-14, 1e-15), "gemm": (1e-14, 1e-14)},
+  "float64": {"elementwise": (1e-14, 1e-16), "reduce": (1e-14, 1e-15), "gemm": (1e-14, 1e-14),
+              "f16_gemm": (2**-8, 2**-8)},
   "float32": {"relative": (4e-6, 0.0), "elementwise": (4e-6, 1e-7), "reduce": (1e-5, 1e-6), "gemm": (1e-5, 1e-5),
-              "f8_gemm": (2**-9, 2**-10)},
+              "f8_gemm": (2**-9, 2**-10), "f16_gemm": (2**-8, 2**-8)},
   "float16": {"elementwise": (2**-10, 2**-24), "reduce": (2**-9, 2**-14), "gemm": (2**-9, 2**-12),
               "f16_gemm": (2**-8, 2**-8)},
   "bfloat16": {"elementwise": (2**-7, 1e-7), "reduce": (2**-7, 2**-12), "gemm": (2**-7, 2**-10),
-               "f8_gemm": (2**-7, 2**-9)},
-  "float8_e4m3fn": dict.fromkeys(("elementwise", "reduce", "gemm"), (2**-3, 2**-17)),
-  "float8_e5m2": dict.fromkeys(("elementwise", "reduce", "gemm"), (2**-2, 2**-31)),
+               "f8_gemm": (2**-7, 2**-9), "f16_gemm": (2**-7, 2**-8)},
+  "float8_e4m3fn": dict.fromkeys(("elementwise", "reduce", "gemm"), (2**-3, 2**-17)) | {"f16_gemm": (2**-3, 2**-8)},
+  "float8_e5m2": dict.fromkeys(("elementwise", "reduce", "gemm"), (2**-2, 2**-31)) | {"f16_gemm": (2**-2, 2**-8)},
 }
 
 
@@ -37,9 +38,9 @@ def tolerance(dtype: object, kind: str) -> tuple[float, float]:
   return (0.0, 0.0) if kind == "exact" else _TABLE[np.dtype(dtype).name][kind]  # type: ignore[arg-type]
 
 
-def bounds(want: np.ndarray, kind: str) -> np.ndarray:
-  """How far each element of the reference `want`, which has the judged dtype, lets a result be from it; float64."""
+def bounds(want: np.ndarray, dtype: np.dtype, kind: str) -> np.ndarray:
+  """How far each element of a reference lets a result of `dtype` be from it; float64."""
   size = np.abs(want.astype(np.float64))
-  relative, by_largest = tolerance(want.dtype, kind)
+  relative, by_largest = tolerance(dtype, kind)
   finite = np.isfinite(size)
   return relative * np.where(finite, size, 0.0) + by_largest * size[finite].max(initial=0.0)

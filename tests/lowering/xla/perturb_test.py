@@ -11,6 +11,8 @@ import pytest
 import tiletrace as tt
 from tests.gpu.corpus import normal, out
 from tests.gpu.corpus_gemm import register_a_kernel
+from tiletrace.core.graph import ALL_PRIMITIVES
+from tiletrace.lowering.xla.perturb import EXACT, SUMS
 from tiletrace.lowering.xla.reference import reference
 
 rng = np.random.default_rng(3)
@@ -22,6 +24,11 @@ def results(call, *inputs, seeds=(None, 1, 2)) -> list[list[np.ndarray]]:
   with jax.enable_x64(any(x.dtype.itemsize == 8 for x in inputs)):
     graph = call.trace(*inputs).graph
   return [reference(graph, seed)(inputs) for seed in seeds]
+
+
+def test_the_exact_operations_and_the_sums_exist():
+  names = {p.name for p in ALL_PRIMITIVES} | {"cumprod", "cummax", "cummin"}
+  assert names >= EXACT | SUMS
 
 
 def moves_kernel(x, i, y, z, j):

@@ -15,18 +15,16 @@ from jax import lax
 
 from tiletrace.core.dtypes import is_float
 from tiletrace.core.graph import Eqn
-from tiletrace.core.ops import elementwise as ops, memory, shape
-from tiletrace.core.ops.cumsum import cumsum_p
+from tiletrace.core.ops import elementwise as ops
 from tiletrace.core.ops.mma import gemm_p
-from tiletrace.core.ops.reduce import reduce_max_p, reduce_min_p, reduce_prod_p, reduce_sum_p
 from tiletrace.core.types import TileType
 
-SUMS = frozenset({reduce_sum_p, reduce_prod_p, cumsum_p})
+SUMS = frozenset({"reduce_sum", "reduce_prod", "cumsum", "cumprod"})
 # Of the same operands the same bits everywhere; what is not here counts as rounded. A cast rounds, but in one way only.
 EXACT = frozenset({
-  ops.min_p, ops.max_p, ops.floor_p, ops.ceil_p, *ops.SIGNED, ops.select_p, ops.cast_p, reduce_max_p, reduce_min_p,
-  shape.broadcast_in_dim_p, shape.iota_p, shape.reshape_p, shape.transpose_p, shape.slice_p, shape.concatenate_p,
-  memory.alloc_p, memory.load_p, memory.store_p, memory.copy_p})
+  "min", "max", "floor", "ceil", "round", "trunc", "neg", "abs", "sign", "select", "cast", "bitcast", "reduce_max",
+  "reduce_min", "cummax", "cummin", "broadcast_in_dim", "iota", "reshape", "transpose", "slice", "concatenate", "alloc",
+  "load", "store", "copy"})
 _CONTRACTED = frozenset({ops.add_p, ops.sub_p, ops.mul_p})        # correctly rounded, unless two of them become one
 
 _WIDE_ULPS = 8        # several times what two right implementations differ by, so that rare flips are seen
@@ -36,7 +34,7 @@ def rounds(eqn: Eqn) -> bool:
   """Whether an equation computes floats that two right implementations may differ in."""
   if eqn.primitive is gemm_p:
     return True
-  return eqn.primitive not in EXACT and not eqn.blocks and any(
+  return eqn.primitive.name not in EXACT and not eqn.blocks and any(
       isinstance(v.type, TileType) and is_float(v.type.dtype) for v in eqn.outvars)
 
 
