@@ -10,9 +10,12 @@ import os
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+
+from tests.gpu import agreement
 
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 if "TT_CACHE_DIR" not in os.environ:        # workers inherit the directory of the process that started them
@@ -53,3 +56,23 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
       path.write_text(text)
     assert text == path.read_text(), f"tests/golden/{name}.txt differs; --update-golden rewrites it"
   return check
+
+
+@pytest.fixture(autouse=True)
+def _agreement(request: pytest.FixtureRequest) -> Iterator[None]:
+  """What a test recorded goes with its report, from whichever process."""
+  yield
+  if records := agreement.taken():
+    request.node.user_properties.append((agreement.PROPERTY, records))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+  """How well the simulator and the GPU agreed, if anything was compared."""
+  records = [agreement.Record(**r) for reports in terminalreporter.stats.values() for report in reports
+             for name, value in getattr(report, "user_properties", ()) if name == agreement.PROPERTY for r in value]
+  if not records:
+    return
+  terminalreporter.section("the simulator and the GPU")
+  terminalreporter.write_line(agreement.table(records))
+  if path := os.environ.get("TT_AGREEMENT"):
+    agreement.write(path, records)

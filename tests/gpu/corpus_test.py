@@ -16,8 +16,10 @@ from tests.gpu import (  # noqa: F401  (they register)
   corpus_reduce,
   corpus_tails,
 )
+from tests.gpu.agreement import record
 from tests.gpu.corpus import CASES, Case, build
 from tests.tolerances import assert_close
+from tiletrace.sim.tolerances import bounds
 
 
 def _compare(name: str, case: Case, got: list) -> None:
@@ -42,4 +44,10 @@ def test_on_the_gpu(name: str) -> None:
   inputs = jax.tree.map(jnp.asarray, case.inputs)
   for o in jax.tree.leaves(case.call.out_shape):                # likely where the results will be: unwritten is seen
     jnp.full(o.shape, 77 if o.dtype != bool else True, o.dtype).block_until_ready().delete()
-  _compare(name, case, jax.jit(case.call)(*inputs))
+  got = jax.jit(case.call)(*inputs)
+  for n, (g, want, kind) in enumerate(zip(jax.tree.leaves(got), case.want, case.kinds())):
+    wide, reference = np.asarray(g).astype(np.float64), np.asarray(want).astype(np.float64)
+    equal = (wide == reference) | np.isnan(wide) & np.isnan(reference)
+    record(f"corpus against references, {kind}", f"{name}, output {n}", equal, np.abs(wide - reference),
+           bounds(reference, np.asarray(g).dtype, kind))
+  _compare(name, case, got)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.gpu import isa_row_kernels as kernels
+from tests.gpu.agreement import record
 from tests.gpu.isa_rows import THREADS, Kernel, Result
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.instr import Form, Instr
@@ -48,22 +49,38 @@ def bound(form: Form) -> tuple[float, float]:
   }.get(form.row, (0.0, 0.0))
 
 
-def assert_alike(result: Result, got: np.ndarray, want: np.ndarray) -> None:
-  """`got` against the simulator's: bit for bit, any NaN for NaN, approximations within the ISA's bounds.
+def compared_type(result: Result) -> str:
+  """tf32 is in registers of bits."""
+  return "f32" if result.form.row is isa.CVT_TF32 else result.type
 
-  tf32 is in registers of bits, and which NaN `cvt` makes the ISA leaves open: an H200 made others than the simulator.
+
+def judge(result: Result, got: np.ndarray, want: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """`got` against the simulator's, element by element: (whether it is the same, how far it is, how far it may be).
+
+  The same is bit for bit, any NaN for NaN: which one `cvt` to tf32 makes the ISA leaves open, and an H200 made others
+  than the simulator. Only approximations may be off, within the ISA's bounds; what is no number is infinitely far.
   """
-  type_ = "f32" if result.form.row is isa.CVT_TF32 else result.type
-  (a, x), (b, y) = elements(got, type_), elements(want, type_)
-  alike = a == b
+  (a, x), (b, y) = elements(got, compared_type(result)), elements(want, compared_type(result))
+  equal, error, allowed = a == b, np.full(len(a), np.inf), np.zeros(len(a))
   if x is not None and y is not None:
     relative, absolute = bound(result.form)
-    alike |= np.isnan(x) & np.isnan(y)
+    equal |= np.isnan(x) & np.isnan(y)
+    with np.errstate(invalid="ignore"):
+      error = np.where(x == y, 0, np.nan_to_num(np.abs(x - y), nan=np.inf))
     if relative or absolute:          # the simulator rounds, too
+      equal |= x == y
       rounding = {"f16": 2.0**-11, "bf16": 2.0**-8}.get(result.type.removesuffix("x2"), 2.0**-24)
-      with np.errstate(invalid="ignore"):
-        alike |= (x == y) | (np.abs(x - y) <= absolute + (relative + rounding) * np.abs(y) + 2.0**-149)
-  i = np.flatnonzero(~alike)
+      allowed = absolute + (relative + rounding) * np.abs(y) + 2.0**-149
+    else:
+      error = np.where(equal, 0, np.maximum(error, 2.0**-149))       # a zero of the other sign, too
+  return equal, error, allowed
+
+
+def assert_alike(result: Result, got: np.ndarray, want: np.ndarray) -> None:
+  """`got` against the simulator's: the same, or an approximation within the ISA's bounds."""
+  equal, error, allowed = judge(result, got, want)
+  i = np.flatnonzero(~(equal | (error <= allowed)))
+  a, b = (elements(x, compared_type(result))[0] for x in (got, want))
   assert not len(i), (f"{result.form}, result {result.part}: {len(i)} of {len(a)} differ, the first: got {a[i[0]]:#x}, "
                       f"the simulator {b[i[0]]:#x}, element {i[0]}")
 
@@ -71,6 +88,8 @@ def assert_alike(result: Result, got: np.ndarray, want: np.ndarray) -> None:
 def compare(kernel: Kernel) -> None:
   """Runs a kernel on both machines."""
   want, got = kernel.simulate(), kernel.launch()
+  for result in kernel.results:
+    record(result.form.row.section, str(result.form), *judge(result, result.read(got), result.read(want)))
   for result in kernel.results:
     assert_alike(result, result.read(got), result.read(want))
 
@@ -160,7 +179,9 @@ def compare_sums(kernel: Kernel) -> None:
     a, b = (np.concatenate([numbers for r in kernel.results if r.form is form
                             if (numbers := elements(r.read(m), r.type)[1]) is not None]) for m in (got, want))
     kind = "f16" if form.mods["d"] == "f16" else "f8" if form.mods["a"] in ("e4m3", "e5m2") else "f32"
-    np.testing.assert_allclose(a, b, rtol=0, atol=SUMS[kind] * np.abs(b).max(), err_msg=str(form))
+    allowed = SUMS[kind] * np.abs(b).max()
+    record(f"{form.row.section}: normal numbers", str(form), a == b, np.abs(a - b), allowed)
+    np.testing.assert_allclose(a, b, rtol=0, atol=allowed, err_msg=str(form))
 
 
 @pytest.mark.gpu
@@ -181,4 +202,6 @@ def test_one_lane_of_each_warp_is_elected():
   kernel = kernels.exchange(isa.ELECT)
   (result,) = kernel.results
   for memory in (kernel.simulate(), kernel.launch()):
-    assert result.read(memory).reshape(-1, 32).sum(axis=1).tolist() == [1] * (THREADS // 32)
+    elected = result.read(memory).reshape(-1, 32).sum(axis=1)
+    record(isa.ELECT.section, f"{isa.ELECT}: one lane", bool((elected == 1).all()))
+    assert elected.tolist() == [1] * (THREADS // 32)

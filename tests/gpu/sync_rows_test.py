@@ -4,6 +4,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.gpu.agreement import record
 from tests.gpu.isa_row_kernels import CELL
 from tests.gpu.isa_rows import THREADS, Kernel, Writer
 from tests.gpu.isa_rows_test import compare
@@ -361,4 +362,7 @@ def test_exchanges_do_what_the_gpu_does(build):
 @pytest.mark.gpu
 def test_an_mbarrier_completes_as_the_gpus_does():
   kernel, region, want = mbarrier_phases()
-  assert kernel.launch()[region:region + want.nbytes].view(np.uint32).tolist() == want.tolist()
+  got = kernel.launch()[region:region + want.nbytes].view(np.uint32)
+  for row in {inst.row for inst in kernel.module.entries[0].instructions() if inst.row.opcode.startswith("mbarrier")}:
+    record(row.section, f"{row}: phases", got == want)
+  assert got.tolist() == want.tolist()
