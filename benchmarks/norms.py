@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import harness
+from benchmarks.torch_graph import TorchGraph
 from tiletrace import kernels
 
 DTYPES = {"bf16": jnp.bfloat16, "f16": jnp.float16, "f32": jnp.float32}
@@ -113,31 +114,11 @@ def check(op: Op, inputs: tuple[jax.Array, ...]) -> dict[str, Any]:
   return {"error": harness.relative_error(np.asarray(got[rows]), exact), "error_f32": harness.relative_error(got, wide)}
 
 
-class Torch:
-  """torch.compile of an op over the same memory, every set in one CUDA graph."""
-
-  def __init__(self, op: Op, sets: Sequence[tuple[jax.Array, ...]]):
-    self.torch = importlib.import_module("torch")
-    functional = importlib.import_module("torch.nn.functional")
-    tensors = [[self.torch.from_dlpack(x) for x in inputs[:-1]] for inputs in sets]
-    compiled = self.torch.compile(functools.partial(op.torch, functional), mode="max-autotune-no-cudagraphs",
-                                  dynamic=False)
-    side = self.torch.cuda.Stream()
-    with self.torch.cuda.stream(side):
-      for inputs in tensors:
-        compiled(*inputs)
-    self.torch.cuda.synchronize()
-    self.graph = self.torch.cuda.CUDAGraph()
-    with self.torch.cuda.graph(self.graph):
-      self.outputs = [compiled(*inputs) for inputs in tensors]
-
-  def __call__(self, sets: Any) -> Torch:
-    self.graph.replay()
-    return self
-
-  def block_until_ready(self) -> None:
-    """What jax.block_until_ready calls."""
-    self.torch.cuda.synchronize()
+def torch_peer(op: Op, sets: Sequence[tuple[jax.Array, ...]]) -> TorchGraph:
+  """torch.compile of an op over the same memory."""
+  torch, functional = (importlib.import_module(name) for name in ("torch", "torch.nn.functional"))
+  compiled = torch.compile(functools.partial(op.torch, functional), mode="max-autotune-no-cudagraphs", dynamic=False)
+  return TorchGraph(compiled, [[torch.from_dlpack(x) for x in inputs[:-1]] for inputs in sets])
 
 
 def peers_of(op: Op, sets: Sequence[tuple[jax.Array, ...]], torch: bool) -> dict[str, harness.Peer]:
@@ -148,7 +129,7 @@ def peers_of(op: Op, sets: Sequence[tuple[jax.Array, ...]], torch: bool) -> dict
   }
   if torch:
     try:
-      peers["torch"] = Torch(op, sets)
+      peers["torch"] = torch_peer(op, sets)
     except Exception:             # the peer's failure is no failure of ours
       traceback.print_exc()
   return peers
