@@ -4,8 +4,8 @@
   python -m benchmarks.scaled_matmul --scalings block --dtypes e4m3 --shapes 4096x7168x2048 --json scaled.json
 
 "tensor+fast" and "row+fast" sum all of k in the tensor core (about 14 bits of the sums), the others add every 128
-products in f32; torch is asked for the same. jnp multiplies the 8-bit arrays as they are and scales afterwards, which for scales
-of blocks means that it multiplies bf16.
+products in f32; torch is asked for the same. jnp multiplies the 8-bit arrays as they are and scales afterwards; with
+scales of blocks it multiplies bf16.
 """
 from __future__ import annotations
 
@@ -110,8 +110,11 @@ def status(row: dict[str, Any]) -> str:
 def measure(m: int, n: int, k: int, dtype: str, name: str, args: argparse.Namespace) -> dict[str, Any]:
   scaling, _, fast = name.partition("+")
   row: dict[str, Any] = {"shape": f"{m}x{n}x{k}", "m": m, "n": n, "k": k, "dtype": dtype, "scaling": name}
-  tiling = None if args.tile is None else Tiling(args.tile[0], args.tile[1], args.warpgroups, args.stages, 1.0, bk=BLOCK)
-  call = scaled_matmul_call((m, n), jnp.bfloat16, k=k, scaling=scaling, fast=bool(fast), tiling=tiling)  # type: ignore[arg-type]
+  tiling = None
+  if args.tile is not None:
+    tiling = Tiling(args.tile[0], args.tile[1], args.warpgroups, args.stages, 1.0, bk=BLOCK)
+  call = scaled_matmul_call((m, n), jnp.bfloat16, k=k, scaling=scaling,  # type: ignore[arg-type]
+                            fast=bool(fast), tiling=tiling)
   make = functools.partial(inputs, m, n, k, DTYPES[dtype], scaling)
   row |= check(call, make(0), scaling)
   if not args.check_only:
