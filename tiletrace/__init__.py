@@ -91,6 +91,7 @@ from tiletrace.core.ops.memory import (
 )
 from tiletrace.core.ops.mma import FULL_COL, FULL_ROW, SQUARE, gemm, gemm_async, wgmma_wait
 from tiletrace.core.ops.pipeline_state import PipelineState
+from tiletrace.core.ops.random import philox_4x32, random_bits, random_uniform
 from tiletrace.core.ops.reduce import argmax, argmin, mean, prod
 from tiletrace.core.ops.roles import elect, warpgroup
 from tiletrace.core.ops.shape import (
@@ -127,6 +128,7 @@ from tiletrace.core.ops.transcendental import (
   log1p,
   log10,
   logaddexp,
+  mul_hi,
   population_count,
   reciprocal,
   signbit,
@@ -156,9 +158,10 @@ __all__ = [
   "expm1", "fence", "floor", "floor_divide", "fmod", "fori_loop", "full", "gemm", "gemm_async", "greater",
   "greater_equal", "hypot", "invert", "isfinite", "isinf", "isnan", "left_shift", "less", "less_equal", "load", "log",
   "log1p", "log2", "log10", "logaddexp", "logical_and", "logical_not", "logical_or", "logistic", "lookup", "maximum",
-  "mean", "minimum", "mod", "multiply", "negative", "not_equal", "num_ctas", "num_programs", "ones", "parallel",
-  "pipelined", "population_count", "power", "prod", "program_id", "raster", "reciprocal", "reshape", "right_shift",
-  "rsqrt", "sigmoid", "sign", "signbit", "silu", "sin", "sinh", "sqrt", "square", "store", "subtract", "switch",
-  "swizzle", "sync", "take", "tan", "tanh", "tile_call", "transpose", "trunc", "wait_group", "warpgroup",
-  "warpgroup_id", "wgmma_wait", "when", "where", "while_loop", "zeros",
+  "mean", "minimum", "mod", "mul_hi", "multiply", "negative", "not_equal", "num_ctas", "num_programs", "ones",
+  "parallel", "philox_4x32", "pipelined", "population_count", "power", "prod", "program_id", "random_bits",
+  "random_uniform", "raster", "reciprocal", "reshape", "right_shift", "rsqrt", "sigmoid", "sign", "signbit", "silu",
+  "sin", "sinh", "sqrt", "square", "store", "subtract", "switch", "swizzle", "sync", "take", "tan", "tanh",
+  "tile_call", "transpose", "trunc", "wait_group", "warpgroup", "warpgroup_id", "wgmma_wait", "when", "where",
+  "while_loop", "zeros",
 ]

@@ -52,7 +52,7 @@ FLOAT = (
 ) = tuple(map(Primitive, (
   "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "expm1", "log1p", "log10", "cbrt", "erfc",
   "round", "trunc", "atan2")))
-INTEGER = (population_count_p, clz_p) = tuple(map(Primitive, ("population_count", "clz")))
+INTEGER = (population_count_p, clz_p, mul_hi_p) = tuple(map(Primitive, ("population_count", "clz", "mul_hi")))
 bitcast_p = Primitive("bitcast")        # params: dtype
 
 
@@ -277,6 +277,17 @@ def population_count(x: Any) -> Any:
 def clz(x: Any) -> Any:
   """How many zeros lead the bits of an integer, in its dtype; jax.lax's name."""
   return _integer(clz_p, "clz", x)
+
+
+def mul_hi(x: Any, y: Any) -> Tile:
+  """The upper 32 bits of the product of two 32-bit integers of one dtype (PTX ISA 9.7.1, mul.hi)."""
+  values = [operand(v, f"mul_hi: {n}") for v, n in ((x, "x"), (y, "y"))]
+  dtype = promoted("mul_hi", *values)
+  if dtype not in (dtypes.i32, dtypes.u32) or all(map(is_static, values)):
+    raise TileTypeError(f"mul_hi of {dtypes.short_name(dtype)}", loc=user_loc(), hint="it takes tiles of i32 or u32")
+  shape = common_shape("mul_hi", [v.shape for v in values if isinstance(v, Tile)])
+  tiles = [v.astype(dtype) if isinstance(v, Tile) else literal(v, dtype, "mul_hi") for v in values]
+  return bind_tile(mul_hi_p, [spread(v, shape) if isinstance(v, Tile) and v.shape else v for v in tiles])
 
 
 def bitcast_convert_type(x: Any, dtype: Any) -> Tile:

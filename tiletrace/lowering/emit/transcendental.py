@@ -53,6 +53,8 @@ def _counted(row: Instr) -> Callable[[EmitContext, Eqn], None]:
   return rule
 
 
+emit_rules.register(ops.mul_hi_p)(each_element(
+  lambda b, kind, xs: b.new(isa.MUL_HI, *(x if isinstance(x, Reg) else int(x) for x in xs), type=kind)))
 emit_rules.register(ops.population_count_p)(_counted(isa.POPC))
 emit_rules.register(ops.clz_p)(_counted(isa.CLZ))
 
