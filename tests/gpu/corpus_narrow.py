@@ -11,6 +11,7 @@ import tiletrace as tt
 from tests.gpu.corpus import Case, case, f64, out
 from tiletrace.kernels.scaled_matmul import scaled_matmul_call
 
+F32 = np.float32
 F8 = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
 INTEGERS = {"i8": np.int8, "u8": np.uint8, "i16": np.int16, "u16": np.uint16}
 DTYPES = F8 | INTEGERS | {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
@@ -174,6 +175,68 @@ def warpgroups_split_both_ways_with_registers(rng, split):
   rows, columns, warpgroups = split
   return product(rng, "e4m3", "e4m3", acc=np.float32, kind="f8_gemm", bm=128 * rows, bn=16 * columns,
                  policy=(rows, columns), warpgroups=warpgroups, registers=True)
+
+
+# ---- parts of shared buffers as operands
+
+
+def parts_kernel(a, b, c, *, form, size, step, dynamic):
+  """Each iteration multiplies parts of A and B that are `step` further along k, and of the second half of m and n."""
+  a_s = tt.alloc_shared(a.shape, a.dtype)
+  b_s = tt.alloc_shared(b.shape, b.dtype)
+  acc = tt.alloc_fragment((64, 40), F32)
+  acc[...] = 0
+  tt.copy(a, a_s)
+  tt.copy(b, b_s)
+  left, right = a_s.T if form[0] == "t" else a_s, b_s.T if form[1] == "t" else b_s
+  for k in (tt.range if dynamic else range)(left.shape[1] // step):
+    inner = tt.ds(step * k, size)
+    tt.gemm(left.at[64:, inner], right.at[inner, 24:64], acc)
+  c[...] = acc[...]
+
+
+def parts(rng, form, dtype, *, size, step, dynamic) -> Case:
+  a, b = numbers(rng, 128, 128, dtype=dtype), numbers(rng, 128, 64, dtype=dtype)
+  kernel = functools.partial(parts_kernel, form=form, size=size, step=step, dynamic=dynamic)
+  stored = (np.ascontiguousarray(a.T) if form[0] == "t" else a, np.ascontiguousarray(b.T) if form[1] == "t" else b)
+  want = np.zeros((64, 40))
+  for k in range(0, 128, step):
+    want += f64(a)[64:, k:k + size] @ f64(b)[k:k + size, 24:64]
+  call = tt.tile_call(kernel, out(((64, 40), F32)), grid=1)
+  return Case(call, stored, (want,), kind="gemm" if dtype == "bf16" else "f8_gemm")
+
+
+@case(form=("nn", "nt", "tn", "tt"))
+def parts_at_static_starts(rng, form):
+  return parts(rng, form, "bf16", size=16, step=32, dynamic=False)
+
+
+@case(form=("nt", "tt"))
+def parts_at_dynamic_starts(rng, form):
+  return parts(rng, form, "bf16", size=64, step=64, dynamic=True)
+
+
+@case(step=(32, 64))
+def parts_of_8_bits(rng, step):
+  return parts(rng, "nt", "e4m3", size=32, step=step, dynamic=True)
+
+
+def columns_kernel(a, b, c):
+  """The columns of B that a warpgroup takes are half of a swizzle's span."""
+  a_s = tt.alloc_shared((64, 64), a.dtype)
+  b_s = tt.alloc_shared((64, 128), b.dtype)
+  acc = tt.alloc_fragment((64, 128), F32)
+  tt.copy(a, a_s)
+  tt.copy(b, b_s)
+  tt.gemm(a_s, b_s, acc, accumulate=False, policy=tt.FULL_COL)
+  c[...] = acc[...]
+
+
+@case(warpgroups=(2, 4))
+def columns_within_a_span(rng, warpgroups):
+  a, b = numbers(rng, 64, 64, dtype="bf16"), numbers(rng, 64, 128, dtype="bf16")
+  call = tt.tile_call(columns_kernel, out(((64, 128), F32)), grid=1, warpgroups=warpgroups)
+  return Case(call, (a, b), (f64(a) @ f64(b),), "gemm")
 
 
 # ---- with scales

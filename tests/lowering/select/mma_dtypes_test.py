@@ -110,3 +110,26 @@ def test_f32_operands_need_a_word_that_tf32_will_do():
           [struct(64, 64), struct(64, 64)], struct(64, 64), grid=(1, 1))
   assert "a and b are f32, and tensor cores multiply 11 bits of each (tf32)" in str(e.value)
   assert 'precision="tf32" where that will do' in str(e.value)
+
+
+def parts_kernel(a, b, c, *, start):
+  a_s = tt.alloc_shared(a.shape, a.dtype)
+  b_s = tt.alloc_shared(b.shape, b.dtype)
+  acc = tt.alloc_fragment((64, 64), F32)
+  tt.copy(a, a_s)
+  tt.copy(b, b_s)
+  for k in tt.range(2):
+    inner = start(k)
+    tt.gemm(a_s.at[:, inner], b_s.at[inner, :], acc)
+  c[...] = acc[...]
+
+
+@pytest.mark.parametrize(("start", "said"), [
+  (lambda k: slice(4, 20), "a part at (0, 4) starts within 16 bytes"),
+  (lambda k: tt.ds(4 * k, 16), "the start along dimension 1 is not provably a multiple of 16 bytes and of 8 rows"),
+])
+def test_parts_that_start_where_no_instruction_can_are_refused(start, said):
+  kernel = functools.partial(parts_kernel, start=start)
+  with pytest.raises(LayoutError) as e:
+    lower(kernel, [struct(64, 64, dtype=BF16), struct(64, 64, dtype=BF16)], struct(64, 64))
+  assert said in str(e.value) and "a gemm's parts start at multiples of 8 rows" in str(e.value)

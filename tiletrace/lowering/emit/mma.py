@@ -5,17 +5,16 @@ import dataclasses
 import itertools
 from typing import Any
 
-import numpy as np
-
 from tiletrace.core import dtypes
 from tiletrace.core.errors import LoweringError
 from tiletrace.core.graph import Eqn, RefOperand
 from tiletrace.core.ops import mma as ops
 from tiletrace.core.types import Space
 from tiletrace.lowering.emit.context import EmitContext, emit_rules
-from tiletrace.lowering.emit.shared_access import place_of, shared_start
+from tiletrace.lowering.emit.shared_access import shared_start
 from tiletrace.lowering.emit.values import Elements, Operand, materialise
-from tiletrace.lowering.layouts.descriptor import Descriptor, wgmma_descriptor
+from tiletrace.lowering.layouts.descriptor import Descriptor, Role
+from tiletrace.lowering.matrix_views import MatrixPlace, matrix_place
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.registers import Reg
 from tiletrace.lowering.wgmma_plan import WgmmaPlan, wgmma_plan
@@ -58,9 +57,8 @@ def _gemm_async(ctx: EmitContext, eqn: Eqn) -> None:
   accumulate, *a_value = eqn.values
   plan = wgmma_plan(eqn, ctx.layouts[acc_ref.root], ctx.scope.count)
   acc = ctx.read(acc_ref.root)
-  bits = b_ref.type.dtype.itemsize * 8
-  right = _shared(ctx, b_ref, "B", plan.n, plan, bits)
-  left = None if a_value or a_ref[0].type.space is Space.FRAGMENT else _shared(ctx, a_ref[0], "A", 64, plan, bits)
+  right = _shared(ctx, b_ref, "B", plan.n, plan)
+  left = None if a_value or a_ref[0].type.space is Space.FRAGMENT else _shared(ctx, a_ref[0], "A", 64, plan)
   registers = None if left is not None else _words(ctx, ctx.read(a_value[0] if a_value else a_ref[0].root))
   a_dtype = a_value[0].dtype if a_value else a_ref[0].type.dtype
   mods: dict[str, Any] = {"shape": f"m64n{plan.n}k{plan.depth}", "d": _ACCUMULATOR[acc.dtype],
@@ -96,13 +94,16 @@ def _instruction(ctx: EmitContext, plan: WgmmaPlan, left: _SharedOperand | None,
     b(in_registers, d, registers[first:first + 4], b_desc, scale, *signs, *b_bits, **mods)
 
 
-def _shared(ctx: EmitContext, ref: RefOperand, role: str, tile: int, plan: WgmmaPlan, bits: int) -> _SharedOperand:
+def _shared(ctx: EmitContext, ref: RefOperand, role: Role, tile: int, plan: WgmmaPlan) -> _SharedOperand:
   """The descriptor of the warpgroup's part: its high word is a constant, its low word holds the address."""
   b = ctx.b
-  place = place_of(ctx, ref)
-  desc = wgmma_descriptor(place.layout, bits, role=role, tile=tile)  # type: ignore[arg-type]
+  place = matrix_place(ref, ctx.layouts[ref.root], ctx.facts, role=role, tile=tile)
+  assert isinstance(place, MatrixPlace), place
+  desc = place.descriptor
   base, offset = shared_start(ctx, ref, place)
-  per_warpgroup = _warpgroup_step(desc, role, plan)
+  offset += desc.start
+  per_warpgroup = desc.part_step(plan.grid[role == "B"])
+  assert per_warpgroup is not None, f"the warpgroups' parts are not evenly apart: {desc}"
   wg = ctx.warpgroup()
   if per_warpgroup and isinstance(wg, Reg):
     if min(plan.grid) > 1:
@@ -118,15 +119,3 @@ def _shared(ctx: EmitContext, ref: RefOperand, role: str, tile: int, plan: Wgmma
 
 def _signed(word: int) -> int:
   return word - (1 << 32) if word >= 1 << 31 else word
-
-
-def _warpgroup_step(desc: Descriptor, role: str, plan: WgmmaPlan) -> int:
-  """Bytes between the parts of neighbouring warpgroups: rows of A or columns of B, which must lie evenly."""
-  parts, per = (plan.grid[0], plan.m_blocks) if role == "A" else (plan.grid[1], 1)
-  if parts == 1:
-    return 0
-  starts = np.asarray([desc.mn_offsets[w * per] for w in range(parts)])
-  steps = np.diff(starts)
-  assert (steps == steps[0]).all(), f"the warpgroups' parts are not evenly apart: {starts}"
-  return int(steps[0])
-

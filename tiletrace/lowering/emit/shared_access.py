@@ -7,6 +7,7 @@ from tiletrace.core.graph import RefOperand
 from tiletrace.lowering.emit import addressing
 from tiletrace.lowering.emit.context import EmitContext
 from tiletrace.lowering.layouts.relation import Layout
+from tiletrace.lowering.matrix_views import MatrixPlace
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.registers import Addr, Reg
 from tiletrace.lowering.shared_views import SharedPlace, shared_place
@@ -19,7 +20,7 @@ def place_of(ctx: EmitContext, ref: RefOperand) -> SharedPlace:
   return place
 
 
-def shared_start(ctx: EmitContext, ref: RefOperand, place: SharedPlace) -> tuple[Reg, int]:
+def shared_start(ctx: EmitContext, ref: RefOperand, place: SharedPlace | MatrixPlace) -> tuple[Reg, int]:
   """(base register with the dynamic part of the start, byte offset with the static part)."""
   base, offset = ctx.smem_address(ref.root)
   item = ref.type.dtype.itemsize

@@ -10,10 +10,11 @@ from tiletrace.core.graph import Eqn, RefOperand, Var, walk
 from tiletrace.core.ops.memory import Swizzle
 from tiletrace.core.types import RefType, Space
 from tiletrace.lowering.infer.constraints import InferContext, written_layout
-from tiletrace.lowering.layouts.descriptor import descriptor_refusal
+from tiletrace.lowering.layouts.descriptor import Role
 from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.layouts.shared import SWIZZLES, shared_layout
-from tiletrace.lowering.shared_views import SharedPlace, shared_place, stack
+from tiletrace.lowering.matrix_views import matrix_place
+from tiletrace.lowering.shared_views import shared_place, stack
 from tiletrace.lowering.wgmma_plan import WgmmaPlan, best_partition
 
 _GEMMS = ("gemm", "gemm_async")
@@ -22,11 +23,13 @@ _COPIES = ("copy", "copy_async")
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class _Use:
-  """`role` is "A" or "B" for a gemm's operand, "" for anything else; `tile` is the instruction's extent."""
+  """`role` is "A" or "B" for a gemm's operand, None for anything else; `tile` is the instruction's extent, `parts` how
+  many warpgroups share the rows or columns out."""
   eqn: Eqn
   ref: RefOperand
-  role: str = ""
-  tile: int | None = None
+  role: Role | None = None
+  tile: int = 0
+  parts: int = 1
 
 
 def shared_layouts(ctx: InferContext) -> dict[Var, Layout]:
@@ -49,8 +52,9 @@ def _use(eqn: Eqn, i: int, ref: RefOperand, ctx: InferContext) -> _Use:
   if eqn.primitive.name not in _GEMMS:
     return _Use(eqn, ref)
   plan = best_partition(eqn, ctx.warpgroups(eqn))
+  assert isinstance(plan, WgmmaPlan), "the accumulator has a layout"
   is_b = i == len(eqn.refs) - 2
-  return _Use(eqn, ref, "B" if is_b else "A", (plan.n if isinstance(plan, WgmmaPlan) else None) if is_b else 64)
+  return _Use(eqn, ref, "B" if is_b else "A", plan.n if is_b else 64, plan.grid[is_b])
 
 
 def _contiguous(alloc: Eqn, uses: list[_Use]) -> int:
@@ -109,7 +113,8 @@ def _choose(alloc: Eqn, uses: list[_Use], ctx: InferContext) -> Layout:
       return layout
     reasons.append(f"swizzle({swizzle}): {refusal}")
   raise LayoutError(f"no shared layout for {var.hint or 'this buffer'} {var.type}:\n    " + "\n    ".join(reasons),
-                    loc=alloc.loc, hint="change the block shape so that the contiguous dimension is a multiple of 8")
+                    loc=alloc.loc, hint="change the block shape so that the contiguous dimension is a multiple of 8; a gemm's parts "
+                    "start at multiples of 8 rows, and of 16 bytes along it")
 
 
 def _candidate(type_: RefType, inner: int, swizzle: int, for_gemm: bool) -> Layout | str:
@@ -132,13 +137,12 @@ def _candidate(type_: RefType, inner: int, swizzle: int, for_gemm: bool) -> Layo
 
 
 def _refusal(use: _Use, layout: Layout, ctx: InferContext) -> str | None:
-  place = shared_place(use.ref, layout, ctx.facts)
+  if use.role is None:
+    place = shared_place(use.ref, layout, ctx.facts)
+    return place if isinstance(place, str) else None
+  place = matrix_place(use.ref, layout, ctx.facts, role=use.role, tile=use.tile)
   if isinstance(place, str):
     return place
-  if not use.role:
-    return None
-  assert isinstance(place, SharedPlace)
-  if not place.is_whole_tile or not place.is_block:
-    return "a gemm reads whole tiles of a buffer"
-  bits = use.ref.type.dtype.itemsize * 8
-  return descriptor_refusal(place.layout, bits, role=use.role, tile=use.tile)  # type: ignore[arg-type]
+  if place.descriptor.part_step(use.parts) is None:
+    return f"the parts of {use.parts} warpgroups are not evenly apart"
+  return None

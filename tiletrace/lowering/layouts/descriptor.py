@@ -22,6 +22,7 @@ from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.layouts.shared import chunk_bits, recognise_swizzle
 
 _CODE = {0: 0, 128: 1, 64: 2, 32: 3}                 # bits 62-63 of the descriptor
+ROWS = 7                                             # times the span: the bits of the row in 8, zero at a start
 Major = Literal["k", "mn"]
 Role = Literal["A", "B"]
 
@@ -47,6 +48,7 @@ class Descriptor:
     step: extent along k of one instruction.
     mn_offsets: byte offset of each instruction tile along m or n.
     k_offsets: byte offset of each k-step; the two add.
+    start: byte offset of a part in the layout that it was cut from.
   """
   swizzle: int
   lbo: int
@@ -56,6 +58,7 @@ class Descriptor:
   step: int
   mn_offsets: tuple[int, ...]
   k_offsets: tuple[int, ...]
+  start: int = 0
 
   @property
   def transpose(self) -> int:
@@ -70,6 +73,14 @@ class Descriptor:
     """Bytes to add to the start address for the instruction tile at element (mn0, k0)."""
     assert mn0 % self.tile == 0 and k0 % self.step == 0, f"({mn0}, {k0}) is not a tile of {self.tile} x {self.step}"
     return self.mn_offsets[mn0 // self.tile] + self.k_offsets[k0 // self.step]
+
+  def part_step(self, parts: int) -> int | None:
+    """Bytes between `parts` equal parts along m or n (those of warpgroups), or None where they are not evenly apart."""
+    starts = np.asarray(self.mn_offsets[::len(self.mn_offsets) // parts])
+    steps = np.diff(starts)
+    if not len(steps):
+      return 0
+    return int(steps[0]) if (steps == steps[0]).all() else None
 
   def encode(self, start_address_bytes: int = 0) -> int:
     """The 64-bit descriptor. The buffer's base must be aligned to the swizzle's period; the base offset is zero.
@@ -101,14 +112,14 @@ def wgmma_descriptor(layout: Layout, dtype_bits: int, *, role: Role, tile: int |
     d = wgmma_descriptor(shared_layout((64, 256), 16, 128), 16, role="B")
     (d.major, d.lbo, d.sbo, d.k_offset(1))     # ("mn", 8192, 1024, 2048)
   """
-  found = _derive(layout, dtype_bits, role, tile)
+  found = derive_descriptor(layout, dtype_bits, role, tile)
   assert isinstance(found, Descriptor), f"no matrix descriptor for {layout}: {found}"
   return found
 
 
 def descriptor_refusal(layout: Layout, dtype_bits: int, *, role: Role, tile: int | None = None) -> str | None:
   """Why `wgmma_descriptor` has no answer, or None."""
-  found = _derive(layout, dtype_bits, role, tile)
+  found = derive_descriptor(layout, dtype_bits, role, tile)
   return found if isinstance(found, str) else None
 
 
@@ -125,7 +136,9 @@ def walk(desc: Descriptor | Fields, major: Major, mn: np.ndarray, k: np.ndarray,
 
 
 @lru_cache(maxsize=256)
-def _derive(layout: Layout, dtype_bits: int, role: str, tile: int | None) -> Descriptor | str:
+def derive_descriptor(layout: Layout, dtype_bits: int, role: Role, tile: int | None = None,
+                      start: tuple[int, ...] = (0, 0), shape: tuple[int, ...] | None = None) -> Descriptor | str:
+  """The descriptor of the part [start, start + shape) of a layout, by default all of it, or why there is none."""
   if layout.rank != 2 or dtype_bits not in (8, 16, 32):
     return f"rank {layout.rank} with {dtype_bits}-bit elements; a descriptor covers a matrix of 8, 16 or 32 bits"
   found = recognise_swizzle(layout, dtype_bits)
@@ -141,17 +154,22 @@ def _derive(layout: Layout, dtype_bits: int, role: str, tile: int | None) -> Des
   major: Major = "k" if dims == {k_dim} else "mn"
   if major == "mn" and dtype_bits != 16:
     return f"{dtype_bits}-bit operands are K-major only"
-  mn_extent, k_extent = layout.shape[mn_dim], layout.shape[k_dim]
+  mn_extent, k_extent = ((shape or layout.shape)[d] for d in (mn_dim, k_dim))
   step = 256 // dtype_bits
   tile = tile or (64 if role == "A" else min(mn_extent, 256))
   if k_extent % step or mn_extent % tile:
     return f"[{mn_extent}, {k_extent}] (m or n, k) is not made of instruction tiles of [{tile}, {step}]"
   tables = plain.inverse_tables("off")
-  mn_bytes, k_bytes = ((x + s) * dtype_bits // 8 for x, s in (tables[mn_dim], tables[k_dim]))
+  (mn0, mn_bytes), (k0, k_bytes) = (_cut((x + s) * dtype_bits // 8, start[d], n) for (x, s), d, n in (
+    (tables[mn_dim], mn_dim, mn_extent), (tables[k_dim], k_dim, k_extent)))
+  if (mn0 + k0) % 16:
+    return f"a part at {start} starts within 16 bytes"
+  if (mn0 + k0) & ROWS * swizzle:
+    return f"a part at {start} starts within 8 rows of {swizzle} bytes"
   unit = (swizzle or 16) * 8 // dtype_bits
   lbo, sbo = _strides(major, swizzle, mn_bytes, k_bytes, chunk=1 << chunk, unit=unit)
   desc = Descriptor(swizzle, lbo, sbo, major, tile, step, tuple(int(x) for x in mn_bytes[::tile]),
-                    tuple(int(x) for x in k_bytes[::step]))
+                    tuple(int(x) for x in k_bytes[::step]), mn0 + k0)
   # The unswizzled offsets are a sum over the two dimensions, and so is the walk: each is compared on its own.
   zero = np.zeros(1, np.int64)
   for which, table, n in (("m or n", mn_bytes, tile), ("k", k_bytes, step)):
@@ -161,6 +179,12 @@ def _derive(layout: Layout, dtype_bits: int, role: str, tile: int | None) -> Des
     if not (starts - starts[:, :1] == want).all():
       return f"the offsets along {which} are not those of a {swizzle}-byte {major}-major operand"
   return desc if max(lbo, sbo) < 1 << 18 else f"strides {lbo} and {sbo} bytes do not fit 18 bits"
+
+
+def _cut(table: np.ndarray, start: int, size: int) -> tuple[int, np.ndarray]:
+  """(the first offset, offsets from there) of a range."""
+  part = table[start:start + size]
+  return int(part[0]), part - part[0]
 
 
 def _strides(major: Major, swizzle: int, mn_bytes: np.ndarray, k_bytes: np.ndarray, *, chunk: int,
