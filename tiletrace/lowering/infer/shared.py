@@ -113,8 +113,8 @@ def _choose(alloc: Eqn, uses: list[_Use], ctx: InferContext) -> Layout:
       return layout
     reasons.append(f"swizzle({swizzle}): {refusal}")
   raise LayoutError(f"no shared layout for {var.hint or 'this buffer'} {var.type}:\n    " + "\n    ".join(reasons),
-                    loc=alloc.loc, hint="change the block shape so that the contiguous dimension is a multiple of 8; a gemm's parts "
-                    "start at multiples of 8 rows, and of 16 bytes along it")
+                    loc=alloc.loc, hint="change the block shape so that the contiguous dimension is a multiple of 8; a "
+                                        "gemm's parts start at multiples of 8 rows, and of 16 bytes along it")
 
 
 def _candidate(type_: RefType, inner: int, swizzle: int, for_gemm: bool) -> Layout | str:
