@@ -5,6 +5,7 @@ from tiletrace.api import TileCall, tile_call
 from tiletrace.core.errors import (
   AssembleError,
   ControlFlowError,
+  DebugCheckError,
   ForeignFunctionError,
   LaunchError,
   LayoutError,
@@ -28,6 +29,7 @@ from tiletrace.core.ops.assume import assume
 from tiletrace.core.ops.barrier import alloc_barrier, fence, sync
 from tiletrace.core.ops.control import cond, fori_loop, parallel, pipelined, switch, when, while_loop
 from tiletrace.core.ops.cumulative import cummax, cummin, cumprod, cumsum
+from tiletrace.core.ops.debug import debug_check, debug_print
 from tiletrace.core.ops.elementwise import (
   add,
   align_to,
@@ -147,21 +149,21 @@ abs, pow, round = _elementwise.abs_, _elementwise.power, _transcendental.round_
 all, any, max, min, sum = _reduce.all_, _reduce.any_, _reduce.max_, _reduce.min_, _reduce.sum_
 
 __all__ = [
-  "FULL_COL", "FULL_ROW", "SQUARE", "AssembleError", "CompileOptions", "ControlFlowError", "ForeignFunctionError",
-  "LaunchError", "LayoutError", "LoweringError", "PipelineState", "Ref", "ResourceError", "ScheduleError",
-  "ScopeError", "SimulationError", "Tile", "TileAttributeError", "TileCall", "TileIndexError", "TileTraceError",
-  "TileTypeError", "acos", "acosh", "add", "align_to", "alloc_barrier", "alloc_fragment", "alloc_shared", "arange",
-  "argmax", "argmin", "asin", "asinh", "assume", "atan", "atan2", "atanh", "bitcast_convert_type", "bitwise_and",
-  "bitwise_or", "bitwise_xor", "block", "broadcast_to", "call_jax", "cbrt", "cdiv", "ceil", "clip", "clz",
-  "commit_group", "concatenate", "cond", "copy", "copy_async", "copysign", "cos", "cosh", "cta_id", "cummax",
-  "cummin", "cumprod", "cumsum", "divide", "ds", "elect", "equal", "erf", "erfc", "exp", "exp2", "expand_dims",
-  "expm1", "fence", "floor", "floor_divide", "fmod", "fori_loop", "full", "gemm", "gemm_async", "greater",
-  "greater_equal", "hypot", "invert", "isfinite", "isinf", "isnan", "left_shift", "less", "less_equal", "load", "log",
-  "log1p", "log2", "log10", "logaddexp", "logical_and", "logical_not", "logical_or", "logistic", "lookup", "maximum",
-  "mean", "minimum", "mod", "mul_hi", "multiply", "negative", "not_equal", "num_ctas", "num_programs", "ones",
-  "parallel", "philox_4x32", "pipelined", "population_count", "power", "prod", "program_id", "random_bits",
-  "random_uniform", "raster", "reciprocal", "reshape", "right_shift", "rsqrt", "sigmoid", "sign", "signbit", "silu",
-  "sin", "sinh", "sqrt", "square", "store", "subtract", "switch", "swizzle", "sync", "take", "tan", "tanh",
-  "tile_call", "transpose", "trunc", "wait_group", "warpgroup", "warpgroup_id", "wgmma_wait", "when", "where",
-  "while_loop", "zeros",
+  "FULL_COL", "FULL_ROW", "SQUARE", "AssembleError", "CompileOptions", "ControlFlowError", "DebugCheckError",
+  "ForeignFunctionError", "LaunchError", "LayoutError", "LoweringError", "PipelineState", "Ref", "ResourceError",
+  "ScheduleError", "ScopeError", "SimulationError", "Tile", "TileAttributeError", "TileCall", "TileIndexError",
+  "TileTraceError", "TileTypeError", "acos", "acosh", "add", "align_to", "alloc_barrier", "alloc_fragment",
+  "alloc_shared", "arange", "argmax", "argmin", "asin", "asinh", "assume", "atan", "atan2", "atanh",
+  "bitcast_convert_type", "bitwise_and", "bitwise_or", "bitwise_xor", "block", "broadcast_to", "call_jax", "cbrt",
+  "cdiv", "ceil", "clip", "clz", "commit_group", "concatenate", "cond", "copy", "copy_async", "copysign", "cos",
+  "cosh", "cta_id", "cummax", "cummin", "cumprod", "cumsum", "debug_check", "debug_print", "divide", "ds", "elect",
+  "equal", "erf", "erfc", "exp", "exp2", "expand_dims", "expm1", "fence", "floor", "floor_divide", "fmod",
+  "fori_loop", "full", "gemm", "gemm_async", "greater", "greater_equal", "hypot", "invert", "isfinite", "isinf",
+  "isnan", "left_shift", "less", "less_equal", "load", "log", "log1p", "log2", "log10", "logaddexp", "logical_and",
+  "logical_not", "logical_or", "logistic", "lookup", "maximum", "mean", "minimum", "mod", "mul_hi", "multiply",
+  "negative", "not_equal", "num_ctas", "num_programs", "ones", "parallel", "philox_4x32", "pipelined",
+  "population_count", "power", "prod", "program_id", "random_bits", "random_uniform", "raster", "reciprocal",
+  "reshape", "right_shift", "rsqrt", "sigmoid", "sign", "signbit", "silu", "sin", "sinh", "sqrt", "square", "store",
+  "subtract", "switch", "swizzle", "sync", "take", "tan", "tanh", "tile_call", "transpose", "trunc", "wait_group",
+  "warpgroup", "warpgroup_id", "wgmma_wait", "when", "where", "while_loop", "zeros",
 ]

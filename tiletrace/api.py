@@ -1,6 +1,7 @@
 """tile_call: from a plain Python kernel to a JAX function, with stages."""
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import math
@@ -415,7 +416,10 @@ def tile_call(kernel: Callable[..., None], out_shape: Any, *, grid: int | tuple[
   if vjp is not None and aliases:
     raise TileTypeError(f"tile_call({label}): vjp= with input_output_aliases: the saved input would be overwritten",
                         loc=user_loc(), hint="drop one of the two")
+  options = options or CompileOptions()
+  if config.read().debug:
+    options = dataclasses.replace(options, debug=True)
   call = CallOptions(extents, _count(warpgroups, "warpgroups", label, 8), _cluster(cluster, extents, label), raster,
                      persistent)
-  return TileCall(kernel, out_shape, call, aliases=aliases, vjp=vjp, compile_options=options or CompileOptions(),
+  return TileCall(kernel, out_shape, call, aliases=aliases, vjp=vjp, compile_options=options,
                   backend=backend, name=name)

@@ -34,6 +34,7 @@ from tiletrace.ffi import primitive
 from tiletrace.ffi.image import KernelImage, Param, TensorMapSpec
 from tiletrace.lowering import cache, pipeline
 from tiletrace.lowering.assemble import Cubin, sass
+from tiletrace.lowering.debug import Ring, instrument
 from tiletrace.lowering.options import CompileOptions
 from tiletrace.lowering.target import SM_90A, Target
 from tiletrace.lowering.variants import Choice
@@ -69,6 +70,7 @@ class TileProgram:
     self.graph, self.options, self.backend = graph, options, backend
     self.name, self.source = graph.name, graph.loc.short()
     self.fingerprint = cache.digest(graph_digest(graph), repr(options), repr(backend))
+    self.ring: Ring | None = instrument(graph)[1] if options.debug else None
     self._images: dict[str, KernelImage] = {}
     self._batches: dict[tuple[int, tuple[bool, ...]], TileProgram] = {}
     for observer in OBSERVERS:
@@ -104,7 +106,7 @@ class TileProgram:
 
   def as_jax(self, *arrays: jax.Array) -> list[jax.Array]:
     """The kernel as plain jax ops, which jax can differentiate."""
-    return run_xla(self.graph, *arrays)
+    return run_xla(self.graph, *arrays, debug=self.options.debug)
 
   def _simulated(self, *arrays: jax.Array) -> list[jax.Array]:
     """The PTX in the simulator, called back to from the compiled program."""

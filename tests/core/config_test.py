@@ -13,7 +13,8 @@ from tiletrace.core.config import Config, ConfigError, Dump, describe, read
 
 def test_defaults_hold_where_nothing_is_set():
   assert read({}) == Config(dump=Dump(), force=(), cache=True, cache_dir=os.path.expanduser("~/.cache/tiletrace"),
-                            ptxas=None, lineinfo=False, verify=True, stop_after=None, backend=None)
+                            ptxas=None, lineinfo=False, verify=True, stop_after=None, backend=None,
+                            debug=False)
 
 
 def test_an_empty_variable_counts_as_not_set():
@@ -23,10 +24,10 @@ def test_an_empty_variable_counts_as_not_set():
 def test_every_switch_is_read():
   got = read({"TT_DUMP": "layout, ptx", "TT_FORCE": "copy:tma,reduce:shuffle", "TT_CACHE": "0", "TT_CACHE_DIR": "/c",
               "TT_PTXAS": "/bin/ptxas", "TT_LINEINFO": "1", "TT_VERIFY": "0", "TT_STOP_AFTER": "schedule",
-              "TT_BACKEND": "sim"})
+              "TT_BACKEND": "sim", "TT_DEBUG": "1"})
   assert got == Config(dump=Dump(frozenset({"layout", "ptx"})), force=(("copy", "tma"), ("reduce", "shuffle")),
                        cache=False, cache_dir="/c", ptxas="/bin/ptxas", lineinfo=True, verify=False,
-                       stop_after="schedule", backend="sim")
+                       stop_after="schedule", backend="sim", debug=True)
 
 
 def test_dumps_name_stages_and_a_directory():
@@ -40,7 +41,7 @@ def test_dumps_name_stages_and_a_directory():
 @pytest.mark.parametrize("name, value, expected", [
     ("TT_CACHE", "yes", "0 or 1"), ("TT_LINEINFO", "true", "0 or 1"), ("TT_DUMP", "all@", "a directory"),
     ("TT_FORCE", "copy", "op:variant"), ("TT_FORCE", "copy:a:b", "op:variant"), ("TT_FORCE", "copy:", "op:variant"),
-    ("TT_BACKEND", "gpu", "xla or sim")])
+    ("TT_BACKEND", "gpu", "xla or sim"), ("TT_DEBUG", "on", "0 or 1")])
 def test_a_value_that_is_not_understood_is_an_error_with_an_example(name, value, expected):
   with pytest.raises(ConfigError) as e:
     read({name: value})

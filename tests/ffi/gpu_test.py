@@ -90,6 +90,7 @@ class Program:
   out_avals: tuple[Aval, ...] = (((N,), F32),)
   aliases: tuple[tuple[int, int], ...] = ()
   backend: str | None = None
+  ring: None = None
 
   @property
   def name(self) -> str:

@@ -39,6 +39,7 @@ class Config:
   verify: bool
   stop_after: str | None
   backend: str | None
+  debug: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -104,6 +105,8 @@ SWITCHES = (
     Switch("TT_STOP_AFTER", "stop_after", "", "schedule", "compile up to this stage and no further", _text),
     Switch("TT_BACKEND", "backend", "", "sim", "how kernels run whose tile_call names no backend: xla as jax ops, sim "
            "in the simulator", _backend),
+    Switch("TT_DEBUG", "debug", "0", "1", "1: kernels print (`tt.debug_print`) and check (`tt.debug_check`, "
+           "`tt.assume`), as with CompileOptions(debug=True)", _bool),
 )
 
 

@@ -108,6 +108,11 @@ class LaunchError(TileTraceError):
   code = "TT410"
 
 
+class DebugCheckError(TileTraceError):
+  """A tt.debug_check, or with debugging on a tt.assume, was false while a kernel ran; the message has every place."""
+  code = "TT420"
+
+
 class SimulationError(TileTraceError):
   """The simulator found a fault in a kernel.
 

@@ -22,6 +22,7 @@ from tiletrace.core.errors import TileTypeError
 from tiletrace.core.source import user_loc
 from tiletrace.ffi import library
 from tiletrace.ffi.image import KernelImage
+from tiletrace.lowering.debug import Ring
 
 # Lowering never asks a device: it must give the same on a machine without one, and for an explicit platform.
 DEFAULT_TARGET = "sm_90a"
@@ -39,6 +40,7 @@ class Program(Protocol):
     in_avals: (shape, dtype) of each operand.
     out_avals: (shape, dtype) of each result.
     aliases: (input, output) pairs that share memory.
+    ring: where the kernel is debugged, what its image has as one more operand and result.
     backend: "xla" and "sim" run `interpret` on every platform; None compiles where a compiler backend exists.
   """
 
@@ -56,6 +58,8 @@ class Program(Protocol):
   def aliases(self) -> tuple[tuple[int, int], ...]: ...
   @property
   def backend(self) -> str | None: ...
+  @property
+  def ring(self) -> Ring | None: ...
 
   def interpret(self, *arrays: jax.Array) -> list[jax.Array]:
     """The program as plain jax ops, or (backend "sim") a call back to the simulator."""
@@ -161,8 +165,21 @@ def _lower_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, program: Program)
   if program.backend is not None:
     return _lower_interpreted(ctx, *operands, program=program)
   library.register()
+  if program.ring is not None:
+    return mlir.lower_fun(functools.partial(_call_with_ring, program), multiple_results=True)(ctx, *operands)
   rule = jax.ffi.ffi_lowering(library.TARGET, operand_output_aliases=dict(program.aliases))
   return rule(ctx, *operands, **program.image(DEFAULT_TARGET).attributes())
+
+
+def _call_with_ring(program: Program, *operands: jax.Array) -> list[jax.Array]:
+  """The custom call of a kernel that is debugged, and a call back to Python with what it recorded."""
+  assert program.ring is not None
+  ring, n, outs = program.ring.empty(), len(operands), len(program.out_avals)
+  results = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in (*program.out_avals, (ring.shape, ring.dtype))]
+  call = jax.ffi.ffi_call(library.TARGET, results, input_output_aliases={**dict(program.aliases), n: outs})
+  *found, written = call(*operands, jnp.asarray(ring), **program.image(DEFAULT_TARGET).attributes())
+  jax.debug.callback(program.ring.report, written)
+  return found
 
 
 def _lower_elsewhere(ctx: mlir.LoweringRuleContext, *operands: Any, program: Program) -> NoReturn:

@@ -12,12 +12,14 @@ class CompileOptions:
     force: (op, variant) pairs; that op must use that variant, or lowering fails with the reason it declines.
     allow_spills: accept a kernel whose registers spill to local memory.
     allow_serialized_wgmma: accept ptxas' C75xx warnings (wgmma serialised: correct, slow).
+    debug: tt.debug_print prints, tt.debug_check and tt.assume are checked; else no code is made for them.
     ctas_per_sm: how many CTAs an SM is to hold at least: ptxas takes no more registers than that leaves.
   """
   force: tuple[tuple[str, str], ...] = ()
   allow_spills: bool = False
   allow_serialized_wgmma: bool = False
   ctas_per_sm: int = 1
+  debug: bool = False
 
   def forced(self, op: str) -> str | None:
     return dict(self.force).get(op)

@@ -19,6 +19,7 @@ from tiletrace.core.simplify import simplify
 from tiletrace.core.verify import verify
 from tiletrace.lowering.assemble import AssembleOptions, Cubin
 from tiletrace.lowering.cache import assemble_cached
+from tiletrace.lowering.debug import Ring, instrument, without_debug
 from tiletrace.lowering.emit.emit import Emitted, emit
 from tiletrace.lowering.infer.solve import LaidOut, infer_layouts
 from tiletrace.lowering.layouts.relation import Layout
@@ -39,6 +40,7 @@ class Lowering:
   Attributes:
     texts: stage -> text, for "trace" to "ptx".
     seconds: pass -> wall time.
+    ring: where the kernel is debugged, what `graph` then has as its last input and output.
   """
   graph: TileGraph
   laid_out: LaidOut
@@ -49,6 +51,7 @@ class Lowering:
   target: Target
   options: CompileOptions
   seconds: dict[str, float]
+  ring: Ring | None = None
 
   def text(self, stage: str) -> str:
     """The text of a stage before assembly.
@@ -90,6 +93,7 @@ def lower(graph: TileGraph, target: Target, options: CompileOptions) -> Lowering
     TileTraceError: a kind of it, with the user's line, from the pass that refuses.
   """
   run = _Runner(graph.name, graph)
+  graph, ring = instrument(graph) if options.debug else (without_debug(graph), None)
   graph = run("simplify", lambda: simplify(graph), level="trace", text=to_text)
   run("choose_anchors", lambda: choose_anchors(graph, target, options))
   laid_out = run("infer_layouts", lambda: infer_layouts(graph, target), level="layout",
@@ -102,7 +106,7 @@ def lower(graph: TileGraph, target: Target, options: CompileOptions) -> Lowering
   ptx = run("render", lambda: emitted.module.render(lineinfo=lineinfo), text=str)
   if config.read().verify:
     run("lint", lambda: lint(emitted.module))
-  return Lowering(graph, laid_out, selected, program, emitted, ptx, target, options, run.seconds)
+  return Lowering(graph, laid_out, selected, program, emitted, ptx, target, options, run.seconds, ring)
 
 
 def assemble(lowering: Lowering) -> Cubin:

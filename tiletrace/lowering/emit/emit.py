@@ -7,6 +7,7 @@ import dataclasses
 import tiletrace.lowering.emit.barrier
 import tiletrace.lowering.emit.control
 import tiletrace.lowering.emit.cumulative
+import tiletrace.lowering.emit.debug
 import tiletrace.lowering.emit.elementwise
 import tiletrace.lowering.emit.grid
 import tiletrace.lowering.emit.memory

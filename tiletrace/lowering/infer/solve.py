@@ -15,6 +15,7 @@ import numpy as np
 # The rules register themselves; this list of imports is the list of what can be laid out.
 import tiletrace.lowering.infer.control
 import tiletrace.lowering.infer.cumulative
+import tiletrace.lowering.infer.debug
 import tiletrace.lowering.infer.elementwise
 import tiletrace.lowering.infer.memory
 import tiletrace.lowering.infer.mma

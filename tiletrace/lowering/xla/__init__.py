@@ -1,6 +1,19 @@
 """The other backend: a TileGraph as plain jax operations (run.py). Importing it registers every family's rules."""
 from __future__ import annotations
 
-from tiletrace.lowering.xla import control, cumulative, elementwise, grid, memory, mma, reduce, shape, transcendental
+from tiletrace.lowering.xla import (
+  control,
+  cumulative,
+  debug,
+  elementwise,
+  grid,
+  memory,
+  mma,
+  reduce,
+  shape,
+  transcendental,
+)
 
-__all__ = ["control", "cumulative", "elementwise", "grid", "memory", "mma", "reduce", "shape", "transcendental"]
+__all__ = [
+  "control", "cumulative", "debug", "elementwise", "grid", "memory", "mma", "reduce", "shape", "transcendental",
+]

@@ -16,6 +16,7 @@ from jax import lax
 
 from tiletrace.core.graph import TileGraph, Var, walk
 from tiletrace.core.types import RefType, TileType
+from tiletrace.lowering.debug import speaks, with_checks, without_debug
 from tiletrace.lowering.xla.buffer import CellOrigin, Frame, crop, overhangs, pad, padded_frame, poisoned
 from tiletrace.lowering.xla.machine import Machine, Perturb, vary, varying_axes
 from tiletrace.lowering.xla.partition import Cell, Cells, partition
@@ -25,13 +26,15 @@ from tiletrace.lowering.xla.ranges import Ranges
 _SIDE_BY_SIDE_BYTES = 4 << 20
 
 
-def run(graph: TileGraph, *arrays: jax.Array, perturb: Perturb | None = None) -> list[jax.Array]:
+def run(graph: TileGraph, *arrays: jax.Array, perturb: Perturb | None = None, debug: bool = False
+        ) -> list[jax.Array]:
   """Runs a traced kernel on arrays or tracers.
 
   Args:
     graph: of level 1.
     *arrays: one for each input of the graph, of exactly its shape and dtype.
     perturb: changes what equations compute, see machine.py; None: they are left as they are.
+    debug: whether the kernel prints and checks.
 
   Returns:
     one array for each output; elements that no program wrote are poison (NaN, the least signed, the greatest unsigned
@@ -40,6 +43,7 @@ def run(graph: TileGraph, *arrays: jax.Array, perturb: Perturb | None = None) ->
   Raises:
     LoweringError: an equation is of level 0.
   """
+  graph = with_checks(graph) if debug else without_debug(graph)
   return _Runner(graph, arrays, perturb).outputs()
 
 
@@ -56,7 +60,8 @@ class _Runner:
     self.given = {v: vary(jnp.asarray(x), self.axes) for v, x in zip(inputs, arrays, strict=True)}
     for v, x in self.given.items():
       assert (x.shape, x.dtype) == (_ref_type(v).shape, _ref_type(v).dtype), (v, x)
-    self.cells = partition(graph, self.ranges, self.overhangs)
+    # What programs say comes in their order, and once: side by side some may run twice.
+    self.cells = None if speaks(graph) else partition(graph, self.ranges, self.overhangs)
 
   def outputs(self) -> list[jax.Array]:
     programs = math.prod(self.grid)
