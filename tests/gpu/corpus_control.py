@@ -3,10 +3,13 @@ from __future__ import annotations
 
 import functools
 
+import ml_dtypes
 import numpy as np
 
 import tiletrace as tt
 from tests.gpu.corpus import Case, case, f64, normal, out
+
+BF16 = ml_dtypes.bfloat16
 
 
 def fori_kernel(x, n, y, last):
@@ -216,3 +219,69 @@ def persistent_elementwise(rng):
   call = tt.tile_call(persistent_rows_kernel, out(((700, 64), np.int32)), grid=350, persistent=True, warpgroups=2)
   trips = (np.arange(700) // 2 % 3)[:, None]
   return Case(call, (x,), ((1 + x * (trips * (trips - 1) // 2)).astype(np.int32),), "exact")
+
+
+def blocks_by_data_kernel(a, b, limits, c):
+  """A @ B over blocks [start, stop) of k: the start is a scalar that is loaded, the stop the element of a tile."""
+  i = tt.program_id(0)
+  a_s, b_s = tt.alloc_shared((64, 64), a.dtype), tt.alloc_shared((64, 128), b.dtype)
+  acc = tt.alloc_fragment((64, 128), np.float32)
+  acc[...] = 0
+  for k in tt.pipelined(limits[0, i], tt.take(limits[1, :], i), num_stages=3):
+    tt.copy(a.at[tt.block(i, 64), tt.block(k, 64)], a_s)
+    tt.copy(b.at[tt.block(k, 64), :], b_s)
+    tt.gemm(a_s, b_s, acc)
+  c[tt.block(i, 64), :] = acc[...]
+
+
+@case(options=(("persistent", True), ("persistent", False), ("warpgroups", 2)))
+def trip_counts_by_data(rng, options):
+  key, value = options
+  rows = 150 if key == "persistent" else 12                                # more tiles than a GPU has SMs
+  a, b = (normal(rng, *s, dtype=BF16) for s in ((64 * rows, 512), (512, 128)))
+  limits = np.sort(rng.integers(0, 9, (2, rows), dtype=np.int32), axis=0)[:, rng.permutation(rows)]
+  want = np.concatenate([f64(a)[64 * i:64 * i + 64, 64 * lo:64 * hi] @ f64(b)[64 * lo:64 * hi]
+                         for i, (lo, hi) in enumerate(limits.T)])
+  call = tt.tile_call(blocks_by_data_kernel, out(((64 * rows, 128), np.float32)), grid=rows, **{key: value})
+  return Case(call, (a, b, limits), (want,), "gemm")
+
+
+def while_around_kernel(x, y, steps):
+  """Halves the stride until it is 0, with a ring around each pass; a branch says which half of x."""
+  s = tt.alloc_shared((32, 64), x.dtype)
+  total = tt.alloc_fragment((32, 64), np.float32)
+  total[...] = 0
+
+  def body(c):
+    stride, n = c
+    for k in tt.pipelined(0, 8, num_stages=2):
+      at = tt.cond(stride % 2 == 0, lambda k: k, lambda k: k + 8, k)
+      tt.copy(x.at[tt.block(at, 32), :], s)
+      total[...] += s[...] * stride.astype(np.float32)
+    return stride // 2, n + 1
+
+  steps[...] = tt.while_loop(lambda c: c[0] > 0, body, (tt.program_id(0) + 6, 0))[1]
+  y[...] = total[...]
+
+
+@case
+def rings_in_a_while_loop(rng):
+  x = rng.integers(-9, 9, (512, 64)).astype(np.float32)
+  halves = x.reshape(2, 8, 32, 64).sum(1)
+  want = sum(halves[s % 2] * s for s in (6, 3, 1))
+  call = tt.tile_call(while_around_kernel, out(((32, 64), np.float32), ((), np.int32)), grid=1)
+  return Case(call, (x,), (want.astype(np.float32), np.asarray(3, np.int32)), "exact")
+
+
+def take_kernel(x, at, rows, columns):
+  i = tt.program_id(0)
+  rows[i, :] = tt.take(x[...], at[i])
+  columns[i, :] = tt.take(x[...], at[i], axis=1)
+
+
+@case(dtype=("float32", "int32", "bfloat16"))
+def takes(rng, dtype):
+  x = (normal(rng, 48, 72) * 100).astype(BF16 if dtype == "bfloat16" else dtype)
+  at = np.asarray([0, 17, 47, 60, -3], np.int32)                            # clamped
+  call = tt.tile_call(take_kernel, out(((5, 72), x.dtype), ((5, 48), x.dtype)), grid=5, warpgroups=2)
+  return Case(call, (x, at), (x[at.clip(0, 47)], x[:, at.clip(0, 71)].T), "exact")

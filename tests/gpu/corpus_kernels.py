@@ -7,6 +7,7 @@ import numpy as np
 
 from tests.gpu.corpus import Case, case, f64, normal
 from tests.gpu.corpus_elementwise import DTYPES
+from tiletrace.kernels.grouped_matmul import grouped_matmul_call
 from tiletrace.kernels.layer_norm import layer_norm_call
 from tiletrace.kernels.rms_norm import rms_norm_call
 from tiletrace.kernels.softmax import group_mask, grouped_softmax_call, softmax_backward_call, softmax_call
@@ -94,3 +95,15 @@ def softmax_backward(rng, shape):
   y, dy = softmax_of(normal(rng, *shape)).astype(np.float32) * np.float32(shape[1]), normal(rng, *shape)
   want = f64(y) * (f64(dy) - (f64(y) * f64(dy)).sum(1, keepdims=True))
   return Case(softmax_backward_call(shape, y.dtype), (y, dy), (want,), "reduce")
+
+
+@case(sizes=((128, 128), (70, 1, 129, 100), (0, 0, 150, 0, 50, 0), (30, 65), (0, 0, 0), (900,), (3,) * 70))
+def grouped_matmul(rng, sizes):
+  """40 rows of no group; 328 columns."""
+  m, k, n = sum(sizes) + 40, 192, 328
+  x, w = normal(rng, m, k, dtype=DTYPES["bf16"]), normal(rng, len(sizes), k, n, dtype=DTYPES["bf16"])
+  want, row = np.zeros((m, n)), 0
+  for g, size in enumerate(sizes):
+    want[row:row + size] = f64(x)[row:row + size] @ f64(w)[g]
+    row += size
+  return Case(grouped_matmul_call(m, w.shape, x.dtype), (x, w, np.asarray(sizes, np.int32)), (want,), "gemm")

@@ -299,3 +299,17 @@ def test_python_numbers_are_printed_too(capsys):
   x = np.zeros(8, F32)
   for backend in ("xla", "sim"):
     assert said(call_of(kernel, struct(8), backend=backend), capsys, x) == ["program (0,): 3 2.5 4"]
+
+
+@pytest.mark.gpu
+def test_a_gpu_says_the_same(capsys):
+  x, n = rng.standard_normal((3, 40)).astype(F32), np.asarray([2, 0, 1], I32)
+  sim, gpu = (said(call_of(speak, struct(3, 40), grid=3, backend=b), capsys, x, n) for b in ("sim", None))
+  assert gpu == sim and len(gpu) == 7
+  v = rng.standard_normal((3, 5)).astype(BF16)
+  sim, gpu = (said(call_of(values_kernel, struct(3, 5, dtype=BF16), backend=b), capsys, v) for b in ("sim", None))
+  assert gpu == sim and len(gpu) == 2
+  with pytest.raises(Exception, match="x is too large"):
+    call = call_of(functools.partial(checked, promise=False), struct(6, dtype=I32), grid=6)
+    jax.block_until_ready(call(np.asarray([0, 1, 2, 3, 4, 5], I32)))
+    jax.effects_barrier()
