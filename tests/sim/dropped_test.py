@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.sim import inject_cluster  # noqa: F401  (its subject)
+from tests.sim import inject_cluster, inject_mail  # noqa: F401  (their subjects)
 from tests.sim.edit import Edit
 from tests.sim.faults_test import SEEDS, is_right, simulate
 from tests.sim.subjects import SUBJECTS, module_copy, with_module
@@ -36,6 +36,7 @@ REDUNDANT: dict[str, set[str]] = {
     # the peeled first iteration waits for one group of one; its successors' fences follow no write of a register
     "persistent_gemm": {*_INIT, *_REGISTERS, "wgmma.wait_group.sync.aligned 0", "wgmma.fence.sync.aligned 1",
                         "wgmma.fence.sync.aligned 2"},
+    "gemm_by_data": _INIT,
     "gemm_of_clusters": {*_INIT, *_REGISTERS, "cp.async.bulk.wait_group 0", "bar.sync 0",
                          "mbarrier.arrive.shared::cluster.b64 1"},
     "gemm_by_cp_async": {*_INIT, *_REGISTERS, "mbarrier.arrive 3"},

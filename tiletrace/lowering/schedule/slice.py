@@ -80,9 +80,8 @@ class Slice:
 
   def _demand(self, var: Var) -> None:
     eqn, position = self._by[var]
-    if not isinstance(var.type, TileType) or var.shape:
-      self._refuse(var, eqn)
-    elif eqn.blocks:
+    assert isinstance(var.type, TileType) and not var.shape, var
+    if eqn.blocks:
       self._keep(eqn)
       if position is not None:
         self._kept[eqn].add(position)
