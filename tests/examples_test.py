@@ -56,7 +56,7 @@ def test_look_inside_prints_every_stage(tmp_path):
   assert re.search(r"/\*0000\*/|\(skipped: nvdisasm was not found; searched:; pip install", stages["sass"])
 
 
-@pytest.mark.parametrize("benchmark", ["matmul", "scaled_matmul", "compile_time", "launch_overhead"])
+@pytest.mark.parametrize("benchmark", ["matmul", "scaled_matmul", "grouped_matmul", "compile_time", "launch_overhead"])
 def test_benchmarks_explain_themselves_anywhere(benchmark):
   assert output("-m", f"benchmarks.{benchmark}", "--help").startswith(f"usage: python -m benchmarks.{benchmark}")
 

@@ -69,6 +69,12 @@ def test_rows_that_tma_cannot_take_are_copied_by_threads():
   assert_close(lowered.simulate(*inputs)[0], product(*inputs), "gemm")
 
 
+def test_persistent_programs_give_the_same():
+  inputs = operands(700, (300, 0, 1, 260), 128, 136)
+  lowered = grouped_matmul_call(700, inputs[1].shape, BF16, persistent=True).lower(*inputs)
+  assert_close(lowered.simulate(*inputs)[0], product(*inputs), "gemm")
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_any_sizes(seed):
   rng = np.random.default_rng(seed)

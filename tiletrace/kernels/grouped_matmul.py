@@ -11,6 +11,7 @@ import numpy as np
 import tiletrace as tt
 from tiletrace.core.errors import TileTypeError
 from tiletrace.core.source import caller_loc
+from tiletrace.kernels.matmul import Tiling
 from tiletrace.kernels.rows import float_array
 
 _SMALL = 96          # rows of an average group, up to which tiles of 64 rows waste less
@@ -99,15 +100,23 @@ def grouped_matmul(x: jax.Array, w: jax.Array, sizes: jax.Array, *, transpose_w:
   return grouped_matmul_call(x.shape[0], w.shape, out_dtype or x.dtype, transpose_w=transpose_w)(x, w, sizes)
 
 
-def grouped_matmul_call(m: int, w_shape: tuple[int, ...], dtype: Any, *, transpose_w: bool = False) -> tt.TileCall:
+def choose_tiling(m: int, n: int, groups: int) -> Tiling:
+  """Large tiles, where an average group fills them."""
+  if m <= _SMALL * groups:
+    return Tiling(64, 128, 1, 6, 1.0)
+  return Tiling(128, 256, 2, 4, 1.0) if n > 128 else Tiling(128, 128, 2, 5, 1.0)
+
+
+def grouped_matmul_call(m: int, w_shape: tuple[int, ...], dtype: Any, *, transpose_w: bool = False,
+                        tiling: Tiling | None = None, persistent: bool = False) -> tt.TileCall:
   """The call behind `grouped_matmul` for m rows and w of `w_shape`, of (x, w, sizes)."""
   groups, n = w_shape[0], w_shape[1 if transpose_w else 2]
-  small = m <= _SMALL * groups
-  bm, bn, warpgroups, stages = (64, 128, 1, 6) if small else (128, 256, 2, 4) if n > 128 else (128, 128, 2, 5)
+  t = tiling or choose_tiling(m, n, groups)
   return tt.tile_call(
-      functools.partial(grouped_matmul_kernel, transpose_w=transpose_w, bm=bm, bn=bn, bk=64, num_stages=stages),
-      jax.ShapeDtypeStruct((m, n), dtype), name="grouped_matmul", warpgroups=warpgroups,
-      grid=(tt.cdiv(m, bm) + groups, tt.cdiv(n, bn)),     # a group may end within a tile, and so may the last one
+      functools.partial(grouped_matmul_kernel, transpose_w=transpose_w, bm=t.bm, bn=t.bn, bk=t.bk,
+                        num_stages=t.num_stages),
+      jax.ShapeDtypeStruct((m, n), dtype), name="grouped_matmul", warpgroups=t.warpgroups, persistent=persistent,
+      grid=(tt.cdiv(m, t.bm) + groups, tt.cdiv(n, t.bn)),     # a group may end within a tile, and so may the last one
       vjp=functools.partial(_backward, transpose_w=transpose_w))
 
 
