@@ -26,6 +26,16 @@ from tiletrace.core.ops import (
   transcendental as _transcendental,
 )
 from tiletrace.core.ops.assume import assume
+from tiletrace.core.ops.atomic import (
+  atomic_add,
+  atomic_and,
+  atomic_cas,
+  atomic_exchange,
+  atomic_max,
+  atomic_min,
+  atomic_or,
+  atomic_xor,
+)
 from tiletrace.core.ops.barrier import alloc_barrier, fence, sync
 from tiletrace.core.ops.control import cond, fori_loop, parallel, pipelined, switch, when, while_loop
 from tiletrace.core.ops.cumulative import cummax, cummin, cumprod, cumsum
@@ -153,7 +163,8 @@ __all__ = [
   "ForeignFunctionError", "LaunchError", "LayoutError", "LoweringError", "PipelineState", "Ref", "ResourceError",
   "ScheduleError", "ScopeError", "SimulationError", "Tile", "TileAttributeError", "TileCall", "TileIndexError",
   "TileTraceError", "TileTypeError", "acos", "acosh", "add", "align_to", "alloc_barrier", "alloc_fragment",
-  "alloc_shared", "arange", "argmax", "argmin", "asin", "asinh", "assume", "atan", "atan2", "atanh",
+  "alloc_shared", "arange", "argmax", "argmin", "asin", "asinh", "assume", "atan", "atan2", "atanh", "atomic_add",
+  "atomic_and", "atomic_cas", "atomic_exchange", "atomic_max", "atomic_min", "atomic_or", "atomic_xor",
   "bitcast_convert_type", "bitwise_and", "bitwise_or", "bitwise_xor", "block", "broadcast_to", "call_jax", "cbrt",
   "cdiv", "ceil", "clip", "clz", "commit_group", "concatenate", "cond", "copy", "copy_async", "copysign", "cos",
   "cosh", "cta_id", "cummax", "cummin", "cumprod", "cumsum", "debug_check", "debug_print", "divide", "ds", "elect",

@@ -41,7 +41,7 @@ class Ref(Value):
   def part(self, p: int | Dyn) -> Part:
     return self.dyn[p.index] if isinstance(p, Dyn) else p
 
-  def viewed(self, dims: list[_Dim], perm: tuple[int, ...]) -> Ref:
+  def viewed(self, dims: list[Dim], perm: tuple[int, ...]) -> Ref:
     """Another view of the same root."""
     view, dyn = _pack(dims, perm)
     return Ref(self.trace, self.scope, self.var, self.loc, view, dyn, self.writable)
@@ -161,8 +161,9 @@ class At:
   def __init__(self, ref: Ref):
     self._ref = ref
 
-  def __getitem__(self, index: Any) -> Ref:
-    return view_of(self._ref, index)
+  def __getitem__(self, index: Any) -> Any:
+    """A Ref; at tiles of indices an Indexed (core/indexed.py)."""
+    return METHODS["ref_at"](self._ref, index)
 
   def __setitem__(self, index: Any, value: Any) -> NoReturn:
     raise TileTypeError("ref.at[...] is a view and cannot be assigned", loc=user_loc(),
@@ -246,7 +247,7 @@ def _integer(x: Any, what: str) -> Part:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Dim:
+class Dim:
   """ViewDim with its dynamic parts in place."""
   start: Part
   size: Part
@@ -255,13 +256,13 @@ class _Dim:
   edges: tuple[tuple[Part, Part], ...]
 
 
-def unpack(ref: Ref) -> list[_Dim]:
+def unpack(ref: Ref) -> list[Dim]:
   p = ref.part
-  return [_Dim(p(d.start), p(d.size), d.stride, d.squeezed, tuple((p(a), p(b)) for a, b in d.edges))
+  return [Dim(p(d.start), p(d.size), d.stride, d.squeezed, tuple((p(a), p(b)) for a, b in d.edges))
           for d in ref.view.dims]
 
 
-def _pack(dims: list[_Dim], perm: tuple[int, ...]) -> tuple[View, tuple[Tile, ...]]:
+def _pack(dims: list[Dim], perm: tuple[int, ...]) -> tuple[View, tuple[Tile, ...]]:
   dyn: list[Tile] = []
 
   def part(p: Part) -> int | Dyn:
@@ -278,20 +279,20 @@ def _pack(dims: list[_Dim], perm: tuple[int, ...]) -> tuple[View, tuple[Tile, ..
   return View(packed, perm), tuple(dyn)
 
 
-def _plus(a: Part, b: Part) -> Part:
+def plus(a: Part, b: Part) -> Part:
   if isinstance(a, int) and a == 0:
     return b
   return a if isinstance(b, int) and b == 0 else a + b
 
 
-def _times(a: Part, b: int) -> Part:
+def times(a: Part, b: int) -> Part:
   return a if b == 1 else a * b
 
 
 def view_of(ref: Ref, index: Any) -> Ref:
   """The view `ref.at[index]`. See LANGUAGE: ints remove their dimension, slices are static, ds and block cut tiles."""
   current().raise_pending()
-  items = _expand(ref, index)
+  items = expand(ref, index)
   dims, perm = unpack(ref), []
   for n, (p, item) in enumerate(zip(ref.view.perm, items)):
     if isinstance(item, slice) and item.start is None and item.stop is None and item.step is None:
@@ -303,7 +304,7 @@ def view_of(ref: Ref, index: Any) -> Ref:
   return ref.viewed(dims, tuple(perm))
 
 
-def _expand(ref: Ref, index: Any) -> list[Any]:
+def expand(ref: Ref, index: Any) -> list[Any]:
   """One item for each dimension: `...` and missing dimensions are full slices."""
   items = list(index) if isinstance(index, tuple) else [index]
   dots = [k for k, item in enumerate(items) if item is Ellipsis]
@@ -320,7 +321,7 @@ def _expand(ref: Ref, index: Any) -> list[Any]:
   return items[:at] + fill + items[at + len(dots):]
 
 
-def _cut(ref: Ref, p: int, dim: _Dim, n: int, item: Any) -> _Dim:
+def _cut(ref: Ref, p: int, dim: Dim, n: int, item: Any) -> Dim:
   """`dim`, dimension `n` of the view `ref` and `p` of its root, cut by one index item."""
   extent = ref.type.shape[p]
   what = f"index {n} of {plain_name(ref)}"
@@ -337,8 +338,6 @@ def _cut(ref: Ref, p: int, dim: _Dim, n: int, item: Any) -> _Dim:
         raise TileIndexError(f"{what}: elements {item.start} to {last} are out of range for size {dim.size}; "
                              f"only global references have an edge to hang over", loc=user_loc())
     return _narrow(dim, extent, item.start, item.size, item.stride)
-  if isinstance(item, Tile) and item.ndim:
-    raise gather_error(ref, item)
   i = _integer(item, what)
   if isinstance(i, int) and isinstance(dim.size, int):
     if not -dim.size <= i < dim.size:
@@ -350,21 +349,14 @@ def _cut(ref: Ref, p: int, dim: _Dim, n: int, item: Any) -> _Dim:
   return dataclasses.replace(_narrow(dim, extent, i, 1, 1), squeezed=True)
 
 
-def gather_error(ref: Ref, item: Tile) -> TileIndexError:
-  return TileIndexError(
-    f"index of {plain_name(ref)} is a tile {item.type}: a gather is not supported", loc=user_loc(),
-    hint="the indices of tt.parallel may be used as they are, offset by a scalar (ref[i0 + i, j]) or permuted; "
-         "for tiles write tt.block(i, size) or tt.ds(start, size)")
-
-
-def _narrow(dim: _Dim, extent: int, start: Part, size: Part, stride: int) -> _Dim:
+def _narrow(dim: Dim, extent: int, start: Part, size: Part, stride: int) -> Dim:
   """The part start + stride * [0, size) of `dim`, a dimension of a root with `extent`. It ends where `dim` does."""
   inside = (isinstance(start, int) and isinstance(size, int) and isinstance(dim.size, int)
             and start >= 0 and start + (size - 1) * stride < dim.size)
   is_root = isinstance(dim.start, int) and dim.start == 0 and isinstance(dim.size, int) and (
     dim.stride == 1 and dim.size == extent)
-  edge = (dim.start, _plus(dim.start, _times(dim.size, dim.stride)))
-  return _Dim(_plus(dim.start, _times(start, dim.stride)), size, dim.stride * stride, False,
+  edge = (dim.start, plus(dim.start, times(dim.size, dim.stride)))
+  return Dim(plus(dim.start, times(start, dim.stride)), size, dim.stride * stride, False,
               dim.edges if inside or is_root else (*dim.edges, edge))
 
 

@@ -27,6 +27,12 @@ def split_sum(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   return base, delta
 
 
+def replicated_bits(table: np.ndarray) -> int:
+  """Mask of thread bits that change no element: only threads with zeros there store."""
+  n = len(table)
+  return sum(1 << i for i in range((n - 1).bit_length()) if (table[1 << i] == table[0]).all())
+
+
 def shared_bytes(place: SharedPlace, layout: Layout, threads: int, itemsize: int) -> np.ndarray:
   """Byte offset, from the view's start, of each (thread, register) of a fragment in a shared view."""
   table = coordinates(layout, threads)

@@ -13,12 +13,13 @@ from tiletrace.core.bytecode import target_name
 from tiletrace.core.effects import Effect, OrderEffect, read, write
 from tiletrace.core.errors import ResourceError, TileIndexError, TileTypeError
 from tiletrace.core.graph import Atom, Eqn, Literal, Primitive, RefOperand
+from tiletrace.core.indexed import Indexed, has_index_tiles, indexed
 from tiletrace.core.operands import check, literal, operand, python_number, refuse_keywords, tile_types
 from tiletrace.core.ops.barrier import Barrier
 from tiletrace.core.ops.elementwise import where
 from tiletrace.core.ops.shape import broadcast_in_dim, reshape, spread, static_size_tuple
 from tiletrace.core.printer import Printer, print_rules
-from tiletrace.core.ref import Ref, describe, ds, gather_error, plain_name, static_shape, view_of
+from tiletrace.core.ref import Ref, describe, ds, plain_name, static_shape, view_of
 from tiletrace.core.rules import effect_rules, type_rules
 from tiletrace.core.source import user_frame, user_loc
 from tiletrace.core.tile import METHODS, MeshIndex, Tile, bind_tile
@@ -230,9 +231,14 @@ def _ref_argument(x: Any, what: str, hint: str | None = None) -> Ref:
   raise TileTypeError(f"{what} is {type(x).__name__}, not a reference", loc=user_loc(), hint=hint)
 
 
-def _tile_of(ref: Ref, what: str) -> tuple[int, ...]:
+def tile_of(ref: Ref | Indexed, what: str) -> tuple[int, ...]:
   """The static shape of a view that becomes a value, or comes from one."""
-  shape = static_shape(ref, what)
+  if isinstance(ref, Indexed):
+    shape, ref = ref.shape, ref.ref
+    if not all(isinstance(n, int) for n in shape):
+      static_shape(ref, what)
+  else:
+    shape = static_shape(ref, what)
   nbytes = math.prod(shape) * ref.dtype.itemsize
   if nbytes > REGISTER_FILE:
     raise ResourceError(
@@ -244,7 +250,7 @@ def _tile_of(ref: Ref, what: str) -> tuple[int, ...]:
   return shape
 
 
-def _fill(fill_value: Any, dtype: np.dtype, what: str) -> bool | int | float:
+def fill_operand(fill_value: Any, dtype: np.dtype, what: str) -> bool | int | float:
   x = operand(fill_value, f"{what}: fill_value")
   if isinstance(x, Tile):
     raise TileTypeError(f"{what}: fill_value must be a Python number, got {x.type}", loc=user_loc(),
@@ -252,7 +258,7 @@ def _fill(fill_value: Any, dtype: np.dtype, what: str) -> bool | int | float:
   return literal(x, dtype, f"{what}: fill_value").value
 
 
-def _mask(mask: Any, shape: tuple[int, ...], what: str) -> tuple[Tile | Literal, ...]:
+def mask_operand(mask: Any, shape: tuple[int, ...], what: str) -> tuple[Tile | Literal, ...]:
   if mask is None:
     return ()
   x = operand(mask, f"{what}: mask")
@@ -291,12 +297,14 @@ def load(ref: Any, *, fill_value: Any = 0, mask: Any = None, **unknown: Any) -> 
     >>> s = tt.load(x.at[r, tt.block(k, 512)], fill_value=-jnp.inf)  # doctest: +SKIP
   """
   refuse_keywords("load", unknown, _COPY_WORDS)
+  if isinstance(ref, Indexed):
+    return METHODS["gather"](ref, fill_value, mask)
   ref = _ref_argument(ref, "load: ref", "a value needs no load; write ref.at[...] for a view")
-  shape = _tile_of(ref, "load")
+  shape = tile_of(ref, "load")
   if mask is not None and ref.type.space is not Space.GLOBAL:  # nothing to protect: every element is there
-    return where(_plain(*_mask(mask, shape, "load")), load(ref), _fill(fill_value, ref.dtype, "load"))
-  return bind_tile(load_p, (*ref.operands, *_mask(mask, shape, "load")), views=(ref.view,),
-                   fill_value=_fill(fill_value, ref.dtype, "load"))
+    return where(_plain(*mask_operand(mask, shape, "load")), load(ref), fill_operand(fill_value, ref.dtype, "load"))
+  return bind_tile(load_p, (*ref.operands, *mask_operand(mask, shape, "load")), views=(ref.view,),
+                   fill_value=fill_operand(fill_value, ref.dtype, "load"))
 
 
 def store(ref: Any, value: Any, *, mask: Any = None, **unknown: Any) -> None:
@@ -310,36 +318,40 @@ def store(ref: Any, value: Any, *, mask: Any = None, **unknown: Any) -> None:
     TileTypeError: the dtype or shape does not fit, or the reference is an input.
   """
   refuse_keywords("store", unknown, _COPY_WORDS)
-  ref = _ref_argument(ref, "store: ref", "a tile value is immutable; store into a reference: ref[...] = v")
+  ref = ref if isinstance(ref, Indexed) else _ref_argument(
+    ref, "store: ref", "a tile value is immutable; store into a reference: ref[...] = v")
   if isinstance(value, Ref):
     raise TileTypeError(f"store: the stored {describe(value)} is a reference, not a value", loc=user_loc(),
                         hint=f"load it: {plain_name(value)}[...], or tt.copy(src, dst)")
-  _writable(ref, "store")
-  shape = _tile_of(ref, "store")
   x = operand(value, "store: value")
-  if mask is not None and ref.type.space is not Space.GLOBAL:
-    store(ref, where(_plain(*_mask(mask, shape, "store")), _plain(_stored(x, ref, shape)), load(ref)))
+  if isinstance(ref, Indexed):
+    METHODS["scatter"](ref, x, mask)
     return
-  operands = (*ref.operands, _stored(x, ref, shape), *_mask(mask, shape, "store"))
+  writable(ref, "store")
+  shape = tile_of(ref, "store")
+  if mask is not None and ref.type.space is not Space.GLOBAL:
+    store(ref, where(_plain(*mask_operand(mask, shape, "store")), _plain(stored_operand(x, ref, shape)), load(ref)))
+    return
+  operands = (*ref.operands, stored_operand(x, ref, shape), *mask_operand(mask, shape, "store"))
   bind(store_p, operands, dict(views=(ref.view,)))
 
 
-def _stored(x: Any, ref: Ref, shape: tuple[int, ...]) -> Tile | Literal:
+def stored_operand(x: Any, ref: Ref, shape: tuple[int, ...], what: str = "store") -> Tile | Literal:
   to = dtypes.short_name(ref.dtype)
   if isinstance(x, (Tile, np.generic)) and x.dtype != ref.dtype:
-    raise TileTypeError(f"store of {dtypes.short_name(x.dtype)} into {describe(ref)}", loc=user_loc(),
+    raise TileTypeError(f"{what} of {dtypes.short_name(x.dtype)} into {describe(ref)}", loc=user_loc(),
                         hint=f"convert it: value.astype({plain_name(ref)}.dtype)")
   if isinstance(x, Tile):
-    return _broadcast(x, shape, "store: value")
+    return _broadcast(x, shape, f"{what}: value")
   number = python_number(x)
   if isinstance(number, float) and not dtypes.is_float(ref.dtype):
-    raise TileTypeError(f"store of the float {number} into {describe(ref)}", loc=user_loc(), hint=f"an {to} number")
+    raise TileTypeError(f"{what} of the float {number} into {describe(ref)}", loc=user_loc(), hint=f"an {to} number")
   if not isinstance(number, bool) and ref.dtype == dtypes.bool_:
-    raise TileTypeError(f"store of the number {number} into {describe(ref)}", loc=user_loc(), hint="True or False")
-  return literal(number, ref.dtype, "store: value")
+    raise TileTypeError(f"{what} of the number {number} into {describe(ref)}", loc=user_loc(), hint="True or False")
+  return literal(number, ref.dtype, f"{what}: value")
 
 
-def _writable(ref: Ref, what: str) -> None:
+def writable(ref: Ref, what: str) -> None:
   if not ref.writable:
     raise TileTypeError(f"{what} to '{ref.var.hint}', which is an input", loc=user_loc(),
                         hint="alias it: tile_call(..., input_output_aliases={input: output})")
@@ -352,7 +364,9 @@ def _items(index: Any) -> list[Any]:
 def ref_getitem(ref: Ref, index: Any) -> Tile:
   """`ref[index]`: the value of that view."""
   items = _items(index)
-  if any(isinstance(i, Tile) and i.ndim for i in items):
+  if has_index_tiles(items):
+    if not _is_mesh(items):
+      return load(indexed(ref, index))
     view, mesh = _mesh_view(ref, items)
     value = load(view)
     kept = tuple(k for k, n in enumerate(mesh) if n is not None)
@@ -373,8 +387,11 @@ def ref_setitem(ref: Ref, index: Any, value: Any) -> None:
   items = _items(index)
   if any(i is None for i in items):
     raise TileIndexError("a new axis (None) in a store", loc=user_loc(), hint="drop it; the value is broadcast")
-  if not any(isinstance(i, Tile) and i.ndim for i in items):
+  if not has_index_tiles(items):
     store(view_of(ref, index), value)
+    return
+  if not _is_mesh(items):
+    store(indexed(ref, index), value)
     return
   view, mesh = _mesh_view(ref, items)
   if isinstance(value, Tile) and value.shape:
@@ -387,6 +404,18 @@ def ref_setitem(ref: Ref, index: Any, value: Any) -> None:
   store(view, value)
 
 
+def ref_at(ref: Ref, index: Any) -> Ref | Indexed:
+  """`ref.at[index]`."""
+  return indexed(ref, index) if has_index_tiles(_items(index)) else view_of(ref, index)
+
+
+def _is_mesh(items: list[Any]) -> bool:
+  """The index tiles are those of one tt.parallel, each of another axis."""
+  tiles = [i for i in items if isinstance(i, Tile) and i.ndim]
+  mesh = [i for i in tiles if isinstance(i, MeshIndex)]
+  return len(mesh) == len(tiles) == len({i.axis for i in mesh}) and len({i.mesh for i in mesh}) == 1
+
+
 def _mesh_view(ref: Ref, items: list[Any]) -> tuple[Ref, tuple[int | None, ...]]:
   """The view that indices of tt.parallel and scalars select, in the mesh's order, and the mesh's extent along each
   axis that is used (None for the others: they broadcast)."""
@@ -394,12 +423,10 @@ def _mesh_view(ref: Ref, items: list[Any]) -> tuple[Ref, tuple[int | None, ...]]
   plain: list[Any] = []
   mesh: tuple[int, ...] = ()
   for item in items:
-    if isinstance(item, MeshIndex) and item.axis not in axes and mesh in ((), item.mesh):
+    if isinstance(item, MeshIndex):
       mesh = item.mesh
       axes.append(item.axis)
       plain.append(ds(item.offset, item.extent))
-    elif isinstance(item, Tile) and item.ndim:
-      raise gather_error(ref, item)
     elif item is None or _stays(item):
       raise TileIndexError(f"index of {plain_name(ref)} mixes indices of tt.parallel with {item!r}", loc=user_loc(),
                            hint="give one index of tt.parallel or one scalar for each dimension")
@@ -419,7 +446,7 @@ def _mesh_view(ref: Ref, items: list[Any]) -> tuple[Ref, tuple[int | None, ...]]
 def _copy_operands(what: str, src: Any, dst: Any, dispatch: str | None) -> tuple[Ref, Ref]:
   src = _ref_argument(src, f"{what}: src", "a[...] loads; write a.at[...] for a view")
   dst = _ref_argument(dst, f"{what}: dst", "dst[...] loads; write dst.at[...] for a view")
-  _writable(dst, what)
+  writable(dst, what)
   for ref, name in ((src, "src"), (dst, "dst")):
     static_shape(ref, f"{what}: {name}")
   if src.shape != dst.shape:
@@ -450,6 +477,9 @@ def copy(src: Any, dst: Any, *, fill_value: Any = 0, dispatch: str | None = None
     >>> tt.copy(a.at[tt.block(i, 128), tt.block(k, 64)], a_s)  # doctest: +SKIP
   """
   refuse_keywords("copy", unknown, _COPY_WORDS)
+  if isinstance(src, Indexed) or isinstance(dst, Indexed):
+    METHODS["indexed_copy"](src, dst, fill_value, dispatch)
+    return
   src, dst = _copy_operands("copy", src, dst, dispatch)
   spaces = {src.type.space, dst.type.space}
   if Space.FRAGMENT in spaces or spaces == {Space.GLOBAL}:  # through registers, as the author would write it
@@ -459,7 +489,7 @@ def copy(src: Any, dst: Any, *, fill_value: Any = 0, dispatch: str | None = None
     store(dst, load(src, fill_value=fill_value))
     return
   bind(copy_p, (*src.operands, *dst.operands),
-       dict(views=(src.view, dst.view), fill_value=_fill(fill_value, src.dtype, "copy"), dispatch=dispatch))
+       dict(views=(src.view, dst.view), fill_value=fill_operand(fill_value, src.dtype, "copy"), dispatch=dispatch))
 
 
 def copy_async(src: Any, dst: Any, *, barrier: Barrier | None = None, fill_value: Any = 0, dispatch: str | None = None,
@@ -480,7 +510,7 @@ def copy_async(src: Any, dst: Any, *, barrier: Barrier | None = None, fill_value
                         hint="select one of tt.alloc_barrier's: barrier=full[slot]")
   shared = dict(multicast=_multicast(multicast, barrier)) if multicast else {}
   bind(copy_async_p, (*src.operands, *dst.operands, *(barrier.operands if barrier is not None else ())),
-       dict(views=(src.view, dst.view), fill_value=_fill(fill_value, src.dtype, "copy_async"), dispatch=dispatch,
+       dict(views=(src.view, dst.view), fill_value=fill_operand(fill_value, src.dtype, "copy_async"), dispatch=dispatch,
             **shared))
 
 
@@ -512,4 +542,4 @@ def _kind(what: str, kind: str) -> None:
     raise TileTypeError(f"{what}: kind is {kind!r}", loc=user_loc(), hint='"bulk" or "cp_async"')
 
 
-METHODS.update(ref_getitem=ref_getitem, ref_setitem=ref_setitem)
+METHODS.update(ref_at=ref_at, ref_getitem=ref_getitem, ref_setitem=ref_setitem)

@@ -14,7 +14,7 @@ from tiletrace.lowering.emit.values import Operand
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.module import Builder
 from tiletrace.lowering.ptx.registers import Reg
-from tiletrace.lowering.tables import inside_view, split_sum
+from tiletrace.lowering.tables import inside_view, replicated_bits as replicated_bits, split_sum
 
 _ATOMS = (1024, 512, 256)  # bytes: the hardware's swizzles permute within so much (PTX ISA, tensor swizzling modes)
 
@@ -109,12 +109,6 @@ def thread_sum(ctx: EmitContext, values: np.ndarray) -> Operand:
     term = _scaled(ctx, _field(ctx, first, bits, width), scale)
     total = term if total == 0 else ctx.b.new(isa.ADD, term, total, type="s32")
   return total
-
-
-def replicated_bits(table: np.ndarray) -> int:
-  """Mask of thread bits that change no element: only threads with zeros there store."""
-  n = len(table)
-  return sum(1 << i for i in range((n - 1).bit_length()) if (table[1 << i] == table[0]).all())
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -12,7 +12,7 @@ from tiletrace.lowering.emit.context import EmitContext, emit_rules
 from tiletrace.lowering.emit.values import Operand, unpack
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.registers import Reg
-from tiletrace.lowering.tables import coordinates, split_sum
+from tiletrace.lowering.tables import coordinates, replicated_bits, split_sum
 
 
 @emit_rules.register(debug.debug_print_p, debug.debug_check_p)
@@ -83,7 +83,7 @@ def _tile(ctx: EmitContext, value: Var, address: Reg, offset: int) -> None:
   strides = np.cumprod([4, *value.shape[:0:-1]])[::-1]
   base, delta = split_sum((table.astype(np.int64) * strides).sum(-1))
   start = b.new(isa.MAD_WIDE, addressing.thread_sum(ctx, base), 1, address, type="s32")
-  mask = addressing.replicated_bits(table)
+  mask = replicated_bits(table)
   one = b.new(isa.SETP, b.new(isa.AND, ctx.local_tid(), mask, type="b32"), 0, cmp="eq", type="s32") if mask else None
   kind = "f32" if value.dtype.kind == "f" else "b32"
   for r, word in enumerate(unpack(b, ctx.read(value))):

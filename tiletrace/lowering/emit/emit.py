@@ -4,11 +4,13 @@ from __future__ import annotations
 import dataclasses
 
 # The rules register themselves; this list of imports is the list of what can be emitted.
+import tiletrace.lowering.emit.atomic
 import tiletrace.lowering.emit.barrier
 import tiletrace.lowering.emit.control
 import tiletrace.lowering.emit.cumulative
 import tiletrace.lowering.emit.debug
 import tiletrace.lowering.emit.elementwise
+import tiletrace.lowering.emit.gather
 import tiletrace.lowering.emit.grid
 import tiletrace.lowering.emit.memory
 import tiletrace.lowering.emit.mma

@@ -12,7 +12,7 @@ from tiletrace.lowering.emit.values import Operand
 from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.registers import Addr, Reg
-from tiletrace.lowering.tables import coordinates, split_sum
+from tiletrace.lowering.tables import coordinates, replicated_bits, split_sum
 
 _IMMEDIATE = 2**23  # bytes: keeps base + immediate well inside PTX's signed 32-bit offset
 
@@ -25,23 +25,35 @@ class GlobalAccess:
     guard: root dimensions whose bounds must be checked at run time.
     layout: the fragment's layout; None for a scalar.
     storing: only one of the threads that hold copies of an element may act.
+
+  Attributes:
+    elements: of the fragment, for each (thread, register).
+    table: the same, in the view.
   """
 
   def __init__(self, ctx: EmitContext, ref: RefOperand, guard: tuple[int, ...], layout: Layout | None, *,
                storing: bool = False):
     self.ctx, self.ref, self.guard = ctx, ref, guard
     threads = ctx.scope.threads
-    self.table = (coordinates(layout, threads) if layout is not None
-                  else np.zeros((threads, 1, 0), np.int64))
+    self.elements = (coordinates(layout, threads) if layout is not None
+                     else np.zeros((threads, 1, 0), np.int64))
+    self.table = self._in_view(self.elements)
     self.count = self.table.shape[1]
     self.dims = ref.view.dims
     self.steps = np.asarray(row_major_strides(ref.type.shape), np.int64) * ref.type.dtype.itemsize
     self._predicates: dict[tuple, Reg | None] = {}
     self._index: dict[int, tuple[Operand, np.ndarray]] = {}
-    self._view = addressing.ViewBounds(ctx, self.table, ref.view.static_shape)
+    self._view = addressing.ViewBounds(ctx, self.elements, self._shape(layout))
     self.may_overhang = bool(guard) or self._view.overhangs
     self._single = self._one_copy(layout) if storing else None
     self._address()
+
+  def _in_view(self, elements: np.ndarray) -> np.ndarray:
+    return elements
+
+  def _shape(self, layout: Layout | None) -> tuple[int, ...]:
+    """The fragment's, without padding."""
+    return self.ref.view.static_shape
 
   def _start(self, d: int) -> Operand:
     start = self.dims[d].start
@@ -143,7 +155,7 @@ class GlobalAccess:
     b = self.ctx.b
     if self.ctx.scope.elected:
       return None
-    mask = addressing.replicated_bits(self.table) if layout is not None else self.ctx.scope.threads - 1
+    mask = replicated_bits(self.elements) if layout is not None else self.ctx.scope.threads - 1
     if layout is None and self.ctx.scope.threads & mask:
       return b.new(isa.SETP, self.ctx.local_tid(), 0, cmp="eq", type="s32")
     if not mask:

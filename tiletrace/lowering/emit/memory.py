@@ -259,7 +259,7 @@ def _load_global(ctx: EmitContext, eqn: Eqn) -> None:
 
   def load(i: int, regs, kind) -> None:
     address, pred = access.at(groups[i][0])
-    pred = access.both(pred, _mask_of(mask, groups[i]))
+    pred = access.both(pred, mask_of(mask, groups[i]))
     ctx.b(isa.LD_GLOBAL, regs, address, pred=pred, **hints, **kind)
 
   ctx.bind(out, collect(ctx, ref.type.dtype, access.count, groups, vec_bytes, load, eqn, fill))
@@ -274,13 +274,13 @@ def _store_global(ctx: EmitContext, eqn: Eqn) -> None:
 
   def store(i: int, regs, kind) -> None:
     address, pred = access.at(groups[i][0])
-    pred = access.both(pred, _mask_of(mask, groups[i]))
+    pred = access.both(pred, mask_of(mask, groups[i]))
     ctx.b(isa.ST_GLOBAL, address, regs, pred=pred, **kind)
 
   scatter(ctx, stored_value(ctx, value, access.count), groups, vec_bytes, store)
 
 
-def _mask_of(mask: Elements | None, group: list[int]) -> Operand | None:
+def mask_of(mask: Elements | None, group: list[int]) -> Operand | None:
   if mask is None:
     return None
   if mask.count == 1:

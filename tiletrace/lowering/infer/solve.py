@@ -17,6 +17,7 @@ import tiletrace.lowering.infer.control
 import tiletrace.lowering.infer.cumulative
 import tiletrace.lowering.infer.debug
 import tiletrace.lowering.infer.elementwise
+import tiletrace.lowering.infer.gather
 import tiletrace.lowering.infer.memory
 import tiletrace.lowering.infer.mma
 import tiletrace.lowering.infer.reduce

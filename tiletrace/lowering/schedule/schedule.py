@@ -24,6 +24,7 @@ from tiletrace.lowering.schedule.balance import balanced_order
 from tiletrace.lowering.schedule.builder import Builder, RingState
 from tiletrace.lowering.schedule.checker import check_program
 from tiletrace.lowering.schedule.consumer import Consumer, RingResources
+from tiletrace.lowering.schedule.atomics import AtomicLowering
 from tiletrace.lowering.schedule.cumulative import CumulativeLowering
 from tiletrace.lowering.schedule.deferral import Deferred, defer_epilogue
 from tiletrace.lowering.schedule.epilogue import Staging, drain_stores, expand_store, make_staging, staged_stores
@@ -89,7 +90,7 @@ def _exchanges(body: Block, layouts: dict[Var, Layout], notes: list[str], *, syn
   late = LateReductions(layouts)
   body = late.block(body)
   notes += late.notes
-  for kind in (RelayoutLowering, ReductionLowering, CumulativeLowering):
+  for kind in (RelayoutLowering, ReductionLowering, CumulativeLowering, AtomicLowering):
     lowering = kind(layouts, syncs=syncs)
     body = lowering.block(body)
     body = dataclasses.replace(body, eqns=(*lowering.scratch, *body.eqns))

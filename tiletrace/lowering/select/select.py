@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import tiletrace.lowering.select.gather  # noqa: F401  (its rules register themselves)
 from tiletrace.core.graph import Block, Eqn, TileGraph, Var, walk
 from tiletrace.lowering.facts import Facts
 from tiletrace.lowering.hazards import unordered

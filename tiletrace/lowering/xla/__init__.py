@@ -6,6 +6,7 @@ from tiletrace.lowering.xla import (
   cumulative,
   debug,
   elementwise,
+  gather,
   grid,
   memory,
   mma,
@@ -15,5 +16,6 @@ from tiletrace.lowering.xla import (
 )
 
 __all__ = [
-  "control", "cumulative", "debug", "elementwise", "grid", "memory", "mma", "reduce", "shape", "transcendental",
+  "control", "cumulative", "debug", "elementwise", "gather", "grid", "memory", "mma", "reduce", "shape",
+  "transcendental",
 ]
