@@ -1,6 +1,7 @@
 """Ready JAX functions made of kernels, with references in jax.numpy and, but for scaled_matmul, derivatives."""
 from __future__ import annotations
 
+from tiletrace.kernels.flash_attention import attention_reference, flash_attention, flash_attention_packed
 from tiletrace.kernels.grouped_matmul import grouped_matmul, grouped_matmul_reference
 from tiletrace.kernels.layer_norm import layer_norm, layer_norm_reference
 from tiletrace.kernels.matmul import matmul, matmul_reference
@@ -9,6 +10,7 @@ from tiletrace.kernels.scaled_matmul import scaled_matmul, scaled_matmul_referen
 from tiletrace.kernels.softmax import softmax, softmax_reference
 
 __all__ = [
-  "grouped_matmul", "grouped_matmul_reference", "layer_norm", "layer_norm_reference", "matmul", "matmul_reference",
-  "rms_norm", "rms_norm_reference", "scaled_matmul", "scaled_matmul_reference", "softmax", "softmax_reference",
+  "attention_reference", "flash_attention", "flash_attention_packed", "grouped_matmul", "grouped_matmul_reference",
+  "layer_norm", "layer_norm_reference", "matmul", "matmul_reference", "rms_norm", "rms_norm_reference", "scaled_matmul",
+  "scaled_matmul_reference", "softmax", "softmax_reference",
 ]

@@ -28,6 +28,8 @@ reduce_prod_p = Primitive("reduce_prod")
 reduce_partial_p = Primitive("reduce_partial", level=0)
 # The same of each thread, to be added up in a loop before anything crosses lanes.
 reduce_thread_p = Primitive("reduce_thread", level=0)
+# Whether any element that the warp's threads hold is true: one bool for each warp (PTX ISA, vote.sync).
+warp_any_p = Primitive("warp_any", level=0)
 
 REDUCTIONS = (reduce_sum_p, reduce_max_p, reduce_min_p, reduce_prod_p)
 
@@ -48,7 +50,14 @@ def _partial_type(eqn: Eqn) -> tuple[TileType, ...]:
   return (TileType((eqn.params["parts"], *(n for a, n in enumerate(x.shape) if a not in axes)), x.dtype),)
 
 
-@effect_rules.register(*REDUCTIONS, reduce_partial_p, reduce_thread_p)
+@type_rules.register(warp_any_p)
+def _any_type(eqn: Eqn) -> tuple[TileType, ...]:
+  (x,) = tile_types(eqn.invars)
+  check(x.dtype == dtypes.bool_, f"{eqn.primitive} of {x}")
+  return (TileType((), dtypes.bool_),)
+
+
+@effect_rules.register(*REDUCTIONS, reduce_partial_p, reduce_thread_p, warp_any_p)
 def _pure(eqn: Eqn) -> tuple[Effect, ...]:
   return ()
 

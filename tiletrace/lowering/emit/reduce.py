@@ -10,7 +10,7 @@ from tiletrace.core.ops import elementwise as ew, reduce as ops
 from tiletrace.lowering.emit.addressing import ViewBounds
 from tiletrace.lowering.emit.context import EmitContext, emit_rules
 from tiletrace.lowering.emit.elementwise import EACH, compute_type, result
-from tiletrace.lowering.emit.values import Operand, materialise, unpack
+from tiletrace.lowering.emit.values import Elements, Operand, materialise, unpack
 from tiletrace.lowering.layouts.fragment import Reduction, reduction
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.module import Builder
@@ -38,6 +38,14 @@ def _partial(ctx: EmitContext, eqn: Eqn) -> None:
 def _thread(ctx: EmitContext, eqn: Eqn) -> None:
   plan = reduction(_layout(ctx, eqn), eqn.params["axes"])
   _within_warp(ctx, eqn, eqn.params["op"], dataclasses.replace(plan, lanes=()))
+
+
+@emit_rules.register(ops.warp_any_p)
+def _warp_any(ctx: EmitContext, eqn: Eqn) -> None:
+  b = ctx.b
+  mine = _tree(unpack(b, ctx.read(eqn.values[0])), lambda x, y: EACH[ew.or_p](b, "pred", (x, y)))
+  (mine,) = materialise(b, Elements(eqn.values[0].dtype, 1, (mine,))).regs
+  ctx.bind(eqn.outvars[0], Elements(eqn.values[0].dtype, 1, (b.new(isa.VOTE, mine, _WHOLE_WARP, mode="any"),)))
 
 
 def _layout(ctx: EmitContext, eqn: Eqn):

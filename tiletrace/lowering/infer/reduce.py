@@ -18,7 +18,7 @@ def _reduce(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
     yield Relates(x, out, eqn, lambda layout: reduction(layout, eqn.params["axes"]).layout, lambda layout: None)
 
 
-@layout_rules.register(ops.reduce_partial_p, ops.reduce_thread_p)
+@layout_rules.register(ops.reduce_partial_p, ops.reduce_thread_p, ops.warp_any_p)
 def _partial(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
   """Made by the scheduler, with its layout."""
   yield from ()

@@ -46,8 +46,8 @@ class _Group:
 class _Live:
   """A slot that has been waited for: views of the buffers are redirected to it.
 
-  `by_threads`: threads read it themselves, so that all of a warpgroup must have done so before one of them releases it
-  (the groups of wgmma belong to the warpgroup as a whole).
+  `by_threads`: threads read or change it themselves, so that all of a warpgroup must have done so before one of them
+  releases it (the groups of wgmma belong to the warpgroup as a whole).
   """
   resources: RingResources
   state: RingState
@@ -111,7 +111,7 @@ class Consumer:
     b.wait(resources.full, slot, state.phase(b))
     first, last = (block.eqns.index(e) for e in (segment.first_use, segment.last_use))
     live = _Live(resources, state, slot, segment, any(
-        _read_by_threads(e, resources.ring) for e in block.eqns[first:last + 1]))
+        _touched_by_threads(e, resources.ring) for e in block.eqns[first:last + 1] if e not in self._pushes))
     for v in resources.ring.buffers:
       self.live[v] = live
     return live
@@ -240,11 +240,11 @@ def _finish_reading(b: Builder) -> None:
   b.sync("warpgroup")
 
 
-def _read_by_threads(eqn: Eqn, ring: Ring) -> bool:
-  """Whether an equation, blocks included, reads the ring other than by wgmma."""
+def _touched_by_threads(eqn: Eqn, ring: Ring) -> bool:
+  """Whether an equation, blocks included, reads the ring other than by wgmma, or changes what is in its slot."""
   buffers = set(ring.buffers)
   for e in (eqn, *(i for b in eqn.blocks for i in walk(b))):
-    reads, _ = accesses(e)
-    if not e.blocks and e.primitive is not mma.gemm_p and reads & buffers:
+    reads, writes = accesses(e)
+    if not e.blocks and e.primitive is not mma.gemm_p and (reads | writes) & buffers:
       return True
   return False

@@ -1,8 +1,9 @@
 """Rings: which shared buffers are FIFOs of slots, pushed by copies and popped by their last use.
 
-A buffer is a ring if every write to it is a copy of the whole buffer from global memory, by TMA or, in a loop of
-several stages, by threads, and everything that such a copy brings is used in the block of the copy, before the next
-one. Buffers that are pushed side by side and used over the same stretch share their barriers.
+A buffer is a ring if it is filled by copies of the whole buffer from global memory, by TMA or, in a loop of several
+stages, by threads, and everything that such a copy brings is used in the block of the copy, before the next one. In
+between consumers may change it. Buffers that are pushed side by side and used over the same stretch share their
+barriers.
 """
 from __future__ import annotations
 
@@ -95,16 +96,22 @@ def find_rings(graph: TileGraph, fillable: Callable[[Var], bool]) -> tuple[list[
   """
   notes: list[str] = []
   refused: set[Var] = set()
+  changed: dict[Var, Eqn] = {}
   for eqn, stages in _walk_stages(graph.body, 1):
     for effect in effects(eqn) if not eqn.blocks else ():
       if isinstance(effect, RefEffect) and effect.access is Access.WRITE:
         ref = eqn.refs[effect.operand]
-        if ref.type.space is Space.SHARED and not _is_push(eqn, ref.root, stages, fillable) and ref.root not in refused:
+        if ref.type.space is not Space.SHARED or ref.root in refused:
+          continue
+        if eqn.primitive.name != "copy":
+          changed.setdefault(ref.root, eqn)
+        elif not _is_push(eqn, ref.root, stages, fillable):
           refused.add(ref.root)
-          how = eqn.params.get("dispatch") if eqn.primitive.name == "copy" else None
-          what = f"a {how} copy" if how else f"'{eqn.primitive}'"
-          notes.append(f"{ref.root.hint or 'buffer'} is one slot, filled by the consumers: it is written by {what} "
-                       f"at {eqn.loc.short()}")
+          notes.append(_filled_by_consumers(ref.root, eqn))
+  for buffer, eqn in changed.items():
+    if buffer not in refused and not _pushed_first(graph.body, buffer):
+      refused.add(buffer)
+      notes.append(_filled_by_consumers(buffer, eqn))
   segments: dict[frozenset[Var], list[tuple[Segment, int]]] = {}
   _collect(graph.body, 1, refused, segments, notes)
   keys = _disjoint(segments, refused)
@@ -114,6 +121,24 @@ def find_rings(graph: TileGraph, fillable: Callable[[Var], bool]) -> tuple[list[
     assert set(order) == set(key)
     rings.append(Ring(order, max(n for _, n in found), tuple(s for s, _ in found)))
   return rings, notes
+
+
+def changed_buffers(block: Block) -> set[Var]:
+  """Shared buffers that something other than a copy writes."""
+  return {e.refs[x.operand].root for e in walk(block) if not e.blocks and e.primitive.name != "copy" for x in effects(e)
+          if isinstance(x, RefEffect) and x.access is Access.WRITE and e.refs[x.operand].type.space is Space.SHARED}
+
+
+def _filled_by_consumers(buffer: Var, eqn: Eqn) -> str:
+  how = eqn.params.get("dispatch") if eqn.primitive.name == "copy" else None
+  what = f"a {how} copy" if how else f"'{eqn.primitive}'"
+  return f"{buffer.hint or 'buffer'} is one slot, filled by the consumers: it is written by {what} at {eqn.loc.short()}"
+
+
+def _pushed_first(block: Block, buffer: Var) -> bool:
+  """Whether every use of a buffer comes after a copy into it in the same block, or in a block around."""
+  copies = {e for e in walk(block) if e.primitive.name == "copy" and e.refs[1].root is buffer}
+  return bool(copies) and not _unreached(block, {buffer}, copies)
 
 
 def _disjoint(segments: dict[frozenset[Var], list[tuple[Segment, int]]],
@@ -172,23 +197,26 @@ def _collect(block: Block, stages: int, refused: set[Var], out: dict, notes: lis
 def uses_outside_segments(graph: TileGraph, rings: list[Ring]) -> dict[Var, Eqn]:
   """Ring buffers that are used where no push of their block reaches: before its first copy, after a loop or branch that
   copies, or in another block."""
+  push_sites = {c for r in rings for s in r.segments for c in s.copies}
+  return _unreached(graph.body, {v for r in rings for v in r.buffers}, push_sites)
+
+
+def _unreached(body: Block, buffers: set[Var], push_sites: set[Eqn]) -> dict[Var, Eqn]:
   bad: dict[Var, Eqn] = {}
 
   def visit(block: Block, live: frozenset[Var]) -> None:
     for eqn in block.eqns:
-      used = shared_uses(eqn) & set(ring_of)
+      used = shared_uses(eqn) & buffers
       if eqn.primitive.name == "copy" and eqn in push_sites:
         live = live | {eqn.refs[1].root}
         continue
       for v in used - live:
         if not eqn.blocks:
           bad.setdefault(v, eqn)
-      refilled = {v for v in ring_of if eqn.blocks and _refills(eqn, v)}
+      refilled = {v for v in buffers if eqn.blocks and _refills(eqn, v)}
       live = live - refilled
       for inner in eqn.blocks:
         visit(inner, live)
 
-  ring_of = {v: r for r in rings for v in r.buffers}
-  push_sites = {c for r in rings for s in r.segments for c in s.copies}
-  visit(graph.body, frozenset())
+  visit(body, frozenset())
   return bad

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from tiletrace.core.errors import ResourceError
 from tiletrace.core.graph import Block, Eqn, TileGraph, Var, walk
@@ -46,9 +46,10 @@ from tiletrace.lowering.schedule.resources import (
   place_buffers,
   register_budget,
 )
-from tiletrace.lowering.schedule.rings import Ring, find_rings, is_tma, uses_outside_segments
+from tiletrace.lowering.schedule.rings import Ring, changed_buffers, find_rings, is_tma, uses_outside_segments
 from tiletrace.lowering.schedule.slice import Slice, written_arrays
 from tiletrace.lowering.schedule.syncs import place_syncs
+from tiletrace.lowering.schedule.unit_factors import UnitFactors
 from tiletrace.lowering.select.memory import ThreadCopy, thread_copy
 from tiletrace.lowering.select.select import Selected, context, demote_copies
 from tiletrace.lowering.shared_views import stack
@@ -222,7 +223,9 @@ class _Scheduler:
     b.eqns += fragments
     states = {r: RingState.make(b, r.ring.slots) for r in resources}
     rewriter = Consumer(resources, states, graph.options.warpgroups, self.facts)
-    work = self._ordered(expand(rewriter.block(body)), graph, own)
+    changed = changed_buffers(graph.body)
+    slots = {new for r in resources for old, new in r.buffers.items() if old in changed}
+    work = self._ordered(expand(self._rescaled(rewriter.block(body))), graph, own, slots)
     work = send_all(work, {box.value: (box, Phase.make(b, box, 1)) for box in mail})
     self.notes += rewriter.notes
     by_threads = any(r.ring.by_threads for r in resources)      # their producer takes the registers that deferral needs
@@ -236,6 +239,12 @@ class _Scheduler:
     if staging is not None:
       drain_stores(b)
     return b.block()
+
+  def _rescaled(self, work: Block) -> Block:
+    factors = UnitFactors(self.layouts)
+    work = factors.body(work)
+    self.notes += factors.notes
+    return work
 
   def _on_grid(self, work: Block) -> Block:
     return place_on_grid(work, self.graph.options, Builder(self.graph.loc), self.order)
@@ -254,10 +263,15 @@ class _Scheduler:
     head.eqns += allocs
     return {a.outvars[0] for a in allocs}
 
-  def _ordered(self, work: Block, graph: TileGraph, own: set[Var]) -> Block:
-    """The copies that are left are made by the threads of this role; syncs and fences order what threads touch."""
+  def _ordered(self, work: Block, graph: TileGraph, own: set[Var], slots: Set[Var] = frozenset()) -> Block:
+    """The copies that are left are made by the threads of this role; syncs and fences order what threads touch.
+
+    Args:
+      slots: rings that consumers change.
+    """
     ctx = context(graph, self.layouts, self.target, self.options)
-    return place_syncs(demote_copies(work, ctx, self.notes), own | self.unordered, repeats=graph.options.persistent)
+    work = demote_copies(work, ctx, self.notes)
+    return place_syncs(work, own | self.unordered, repeats=graph.options.persistent, slots=slots)
 
   def _epilogue(self, head: Builder, body: Block, consumers: int) -> tuple[Expand, Staging | None]:
     """How to expand the body's staged stores; the staging buffer takes the largest power of two of chunks that fits."""
@@ -306,7 +320,7 @@ class _Scheduler:
     own = self._place_allocs(head, set())
     expand, staging = self._epilogue(head, graph.body, graph.options.warpgroups)
     rewriter = Consumer([], {}, graph.options.warpgroups, self.facts)
-    work = self._ordered(expand(rewriter.block(graph.body)), graph, own)
+    work = self._ordered(expand(self._rescaled(rewriter.block(graph.body))), graph, own)
     head.eqns += self._on_grid(work).eqns
     if staging is not None:
       drain_stores(head)

@@ -2,23 +2,26 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Set
 
 from tiletrace.core.effects import Access, RefEffect
 from tiletrace.core.graph import Block, Eqn, Var
 from tiletrace.core.rules import effects
+from tiletrace.core.source import Loc
 from tiletrace.lowering.schedule.builder import Builder
 
 
 @dataclasses.dataclass(slots=True)
 class _State:
   """Since the last sync: buffers that threads wrote, and buffers that were read. `unfenced`: written by ordinary
-  stores, not yet visible to wgmma and TMA."""
+  stores, not yet visible to wgmma and TMA. `slots`: of rings, the buffers of which branches sync themselves."""
   written: set[Var]
   read: set[Var]
   unfenced: set[Var]
+  slots: Set[Var]
 
   def copy(self) -> _State:
-    return _State(set(self.written), set(self.read), set(self.unfenced))
+    return _State(set(self.written), set(self.read), set(self.unfenced), self.slots)
 
   def join(self, other: _State) -> None:
     self.written |= other.written
@@ -29,17 +32,19 @@ class _State:
 _ASYNC_READERS = frozenset({"gemm", "gemm_async"})
 
 
-def place_syncs(block: Block, buffers: set[Var], *, repeats: bool) -> Block:
+def place_syncs(block: Block, buffers: set[Var], *, repeats: bool, slots: Set[Var] = frozenset()) -> Block:
   """The block with `fence` and `sync` before each access that another thread's access must precede.
 
   Args:
     block: a role's program. Reads by wgmma are complete at the wait that stands before the next write.
     repeats: the block is the body of a tile loop: what comes first in it follows what comes last.
     buffers: the shared buffers and global arrays to order; rings and staging buffers keep order by their own barriers.
+    slots: rings that consumers change, too. A branch that does so syncs at its end, and nobody who does not take it.
   """
+  buffers = buffers | slots
   if not buffers:
     return block
-  state = _State(set(), set(), set())
+  state = _State(set(), set(), set(), slots)
   if repeats:
     _block(block, buffers, state)
   return _block(block, buffers, state)
@@ -81,10 +86,23 @@ def _nested(eqn: Eqn, buffers: set[Var], state: _State) -> Eqn:
   blocks, after = [], state.copy()
   for inner in eqn.blocks:
     branch = state if loops else state.copy()
-    blocks.append(_block(inner, buffers, branch))
+    block = _block(inner, buffers, branch)
+    if branch.written & branch.slots and not loops:
+      block = _synced(block, branch, eqn.loc)
+    blocks.append(block)
     after.join(branch)
   state.join(after)
   return eqn.replace(blocks=tuple(blocks))
+
+
+def _synced(block: Block, state: _State, loc: Loc) -> Block:
+  b = Builder(loc)
+  if state.unfenced:
+    b.fence()
+  b.sync()
+  for since in (state.written, state.read, state.unfenced):
+    since.clear()
+  return dataclasses.replace(block, eqns=(*block.eqns, *b.eqns))
 
 
 def _touched(eqn: Eqn, buffers: set[Var]) -> tuple[set[Var], set[Var]]:

@@ -1,0 +1,143 @@
+"""Slots of rings that consumers change, or that are pushed before a loop which pushes again."""
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiletrace as tt
+from tests.lowering.kernels import lower, struct
+from tests.tolerances import assert_close
+from tiletrace.core.graph import walk
+
+F32, BF16 = jnp.float32, jnp.bfloat16
+
+
+def random(seed, *shape):
+  return np.asarray(np.random.default_rng(seed).standard_normal(shape), BF16)
+
+
+def clipped_kernel(a, b, n, c):
+  """c = a[:, :n] @ b[:n], where b past n may be anything."""
+  a_s = tt.alloc_shared((128, 64), a.dtype)
+  b_s = tt.alloc_shared((64, 64), b.dtype)
+  acc = tt.alloc_fragment((128, 64), F32)
+  acc[...] = 0
+  for k in tt.pipelined(tt.cdiv(a.shape[1], 64), num_stages=3):
+    tt.copy(a.at[:, tt.block(k, 64)], a_s)
+    tt.copy(b.at[tt.block(k, 64), :], b_s)
+    with tt.when((k + 1) * 64 > n[0]):
+      left = n[0] - k * 64
+      tt.store(a_s, 0, mask=(tt.arange(64) >= left)[None, :])
+      tt.store(b_s, 0, mask=(tt.arange(64) >= left)[:, None])
+    tt.gemm(a_s, b_s, acc)
+  c[...] = acc[...]
+
+
+@pytest.mark.parametrize("warpgroups", [1, 2])
+@pytest.mark.parametrize("n", [0, 100, 192, 448])
+def test_consumers_may_change_what_a_copy_brought(n, warpgroups):
+  a, b = random(0, 128, 448), random(1, 448, 64)
+  a[:, n:], b[n:] = np.nan, np.nan
+  types = [struct(128, 448, dtype=BF16), struct(448, 64, dtype=BF16), struct(1, dtype=jnp.int32)]
+  lowered = lower(clipped_kernel, types, struct(128, 64), warpgroups=warpgroups)
+  assert "ring a_s_b_s: 3 slots" in lowered.as_text("schedule")
+  for seed in range(3):
+    got = lowered.simulate(a, b, np.asarray([n], np.int32), seed=seed)
+    got = got[0] if isinstance(got, (tuple, list)) else got
+    assert_close(got, a[:, :n].astype(np.float64) @ b[:n].astype(np.float64), "gemm")
+
+
+def test_only_those_who_change_a_slot_sync_for_it():
+  types = [struct(128, 448, dtype=BF16), struct(448, 64, dtype=BF16), struct(1, dtype=jnp.int32)]
+  program = lower(clipped_kernel, types, struct(128, 64), warpgroups=2).lowering.program.graph
+  (loop,) = [e for e in walk(program.body) if e.primitive.name == "for_loop" and any(
+      i.primitive.name == "gemm_async" for i in e.blocks[0].eqns)]
+  scopes = [e.params["each"] for e in loop.blocks[0].eqns if e.primitive.name == "sync"]
+  assert set(scopes) <= {"warpgroup"}                      # before a slot is released; nothing joins the warpgroups
+  (branch,) = [e for e in loop.blocks[0].eqns if e.primitive.name == "cond" and any(
+      i.primitive.name == "store" for i in walk(e.blocks[0]))]
+  assert [e.primitive.name for e in branch.blocks[0].eqns][-2:] == ["fence", "sync"]
+
+
+def test_a_store_where_no_copy_reaches_makes_one_slot():
+  def kernel(x, y):
+    s = tt.alloc_shared((64,), F32)
+    s[...] = 1
+    for k in tt.pipelined(4, num_stages=3):
+      y[tt.block(k, 64)] = s[...]
+      tt.copy(x.at[tt.block(k, 64)], s)
+      y[tt.block(k, 64)] = s[...] + y[tt.block(k, 64)]
+
+  lowered = lower(kernel, [struct(256)], struct(256))
+  assert "is one slot, filled by the consumers" in lowered.as_text("schedule")
+
+
+def peeled_kernel(x, y, n, z, *, stages):
+  """z = y @ the sum over blocks of x: one push before the loop, one in it, one after it."""
+  s = tt.alloc_shared((64, 64), BF16)
+  y_s = tt.alloc_shared((64, 64), BF16)
+  acc = tt.alloc_fragment((64, 64), F32)
+  acc[...] = 0
+  tt.copy(y, y_s)
+  tt.copy(x.at[tt.block(0, 64), :], s)
+  tt.gemm(y_s, s, acc)
+  for k in tt.pipelined(1, n[0], num_stages=stages):
+    tt.copy(x.at[tt.block(k, 64), :], s)
+    tt.gemm(y_s, s, acc)
+  tt.copy(x.at[tt.block(n[0], 64), :], s)
+  tt.gemm(y_s, s, acc)
+  z[...] = acc[...]
+
+
+@pytest.mark.parametrize("trips", [1, 2, 3, 6])
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_pushes_before_in_and_after_a_loop_are_one_queue(trips, stages):
+  x, y = random(0, 64 * 8, 64), random(1, 64, 64)
+  types = [struct(512, 64, dtype=BF16), struct(64, 64, dtype=BF16), struct(1, dtype=jnp.int32)]
+  lowered = lower(peeled_kernel, types, struct(64, 64), static={"stages": stages})
+  assert f"ring s: {stages} slots" in lowered.as_text("schedule")
+  for seed in range(2):
+    got = lowered.simulate(x, y, np.asarray([trips], np.int32), seed=seed)
+    got = got[0] if isinstance(got, (tuple, list)) else got
+    total = x.astype(np.float64).reshape(8, 64, 64)[:trips + 1].sum(0)
+    assert_close(got, y.astype(np.float64) @ total, "gemm")
+
+
+def rescaled_kernel(a, b, f, c):
+  """c = ((a @ b) * f0 + a @ b) * f1 + ..., f [steps, rows]."""
+  a_s = tt.alloc_shared((128, 64), a.dtype)
+  b_s = tt.alloc_shared((64, 64), b.dtype)
+  acc = tt.alloc_fragment((128, 64), F32)
+  acc[...] = 0
+  tt.copy(a, a_s)
+  for k in tt.pipelined(f.shape[0], num_stages=2):
+    tt.copy(b, b_s)
+    acc[...] *= f[k, :][:, None]
+    tt.gemm(a_s, b_s, acc)
+  c[...] = acc[...]
+
+
+def test_warps_whose_factors_are_all_one_leave_the_accumulator_alone():
+  a, b = random(0, 128, 64), random(1, 64, 64)
+  f = np.random.default_rng(2).choice([1.0, 0.5], (5, 128)).astype(np.float32)
+  f[1], f[2, :70], f[3, 16:] = 1, 1, 1
+  lowered = lower(rescaled_kernel, [struct(128, 64, dtype=BF16), struct(64, 64, dtype=BF16), struct(5, 128)],
+                  struct(128, 64), warpgroups=2)
+  assert "warps whose factors are all one do not rescale" in lowered.as_text("schedule")
+  assert lowered.as_text("ptx").count("vote.sync.any") == 1
+  product, want = a.astype(np.float64) @ b.astype(np.float64), np.zeros((128, 64))
+  for row in f:
+    want = want * row[:, None] + product
+  got = lowered.simulate(a, b, f)
+  assert_close(got[0] if isinstance(got, (tuple, list)) else got, want, "gemm")
+
+
+def test_a_factor_that_is_not_a_number_reaches_every_element_of_its_row():
+  a, b, f = random(0, 128, 64), random(1, 64, 64), np.ones((5, 128), np.float32)
+  f[2, 77] = np.nan
+  lowered = lower(rescaled_kernel, [struct(128, 64, dtype=BF16), struct(64, 64, dtype=BF16), struct(5, 128)],
+                  struct(128, 64), warpgroups=2)
+  got = lowered.simulate(a, b, f)
+  got = np.asarray(got[0] if isinstance(got, (tuple, list)) else got)
+  assert np.isnan(got[77]).all() and np.isfinite(np.delete(got, 77, axis=0)).all()
