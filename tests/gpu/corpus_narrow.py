@@ -9,6 +9,7 @@ import numpy as np
 
 import tiletrace as tt
 from tests.gpu.corpus import Case, case, f64, out
+from tests.gpu.corpus_gemm import matmul
 from tiletrace.kernels.scaled_matmul import scaled_matmul_call
 
 F32 = np.float32
@@ -269,3 +270,34 @@ def scaled_products_summed_in_the_tensor_core(rng, scaling):
 @case(shape=((64, 256, 384), (7, 40, 77), (130, 9, 16)))
 def scaled_products_of_blocks(rng, shape):
   return scaled(rng, "block", *shape, to=np.float32)
+
+
+# ---- shapes that wgmma has not
+
+
+@case(bm=(16, 32, 48, 96, 1))
+def few_rows(rng, bm):
+  return product(rng, "bf16", "bf16", acc=F32, kind="gemm", m=bm + 30, bm=bm)
+
+
+@case(pair=(("f16", "f16"), ("e4m3", "e5m2"), ("i8", "u8"), ("f32", "f32")))
+def few_rows_of_other_dtypes(rng, pair):
+  acc, kind = {"f16": (np.float16, "f16_gemm"), "e4m3": (F32, "f8_gemm"), "i8": (np.int32, "exact"),
+               "f32": (F32, "gemm")}[pair[0]]
+  return product(rng, *pair, acc=acc, kind=kind, bm=32, bn=40, warpgroups=1)
+
+
+@case(blocks=((64, 64, 24), (64, 20, 64), (32, 12, 40), (16, 64, 8)))
+def odd_blocks(rng, blocks):
+  bm, bn, bk = blocks
+  return product(rng, "bf16", "bf16", acc=F32, kind="gemm", bm=bm, bn=bn, bk=bk, m=70, n=50, k=100)
+
+
+@case(warpgroups=(1, 2, 3))
+def few_rows_with_registers(rng, warpgroups):
+  return product(rng, "bf16", "bf16", acc=F32, kind="gemm", bm=32, bn=72, registers=True, warpgroups=warpgroups)
+
+
+@case(form=("nn", "tn", "tt"))
+def few_rows_of_every_form(rng, form):
+  return matmul(rng, 70, 136, 200, bm=32, bn=40, form=form)

@@ -95,10 +95,10 @@ def lower(graph: TileGraph, target: Target, options: CompileOptions) -> Lowering
   run = _Runner(graph.name, graph)
   graph, ring = instrument(graph) if options.debug else (without_debug(graph), None)
   graph = run("simplify", lambda: simplify(graph), level="trace", text=to_text)
-  run("choose_anchors", lambda: choose_anchors(graph, target, options))
-  laid_out = run("infer_layouts", lambda: infer_layouts(graph, target), level="layout",
+  anchored, before = run("choose_anchors", lambda: choose_anchors(graph, target, options))
+  laid_out = run("infer_layouts", lambda: infer_layouts(anchored, target), level="layout",
                  text=lambda x: with_layouts(x.graph, x.layouts))
-  selected = run("select", lambda: select(laid_out.graph, laid_out.layouts, target, options), level="select",
+  selected = run("select", lambda: select(laid_out.graph, laid_out.layouts, target, options, before), level="select",
                  text=lambda x: with_layouts(x.graph, x.layouts))
   program = run("schedule", lambda: schedule(selected, target, options), level="schedule", text=program_text)
   emitted = run("emit", lambda: emit(program, options))

@@ -74,24 +74,39 @@ def widest_groups(table: np.ndarray, itemsize: int, inside: np.ndarray,
   raise AssertionError("a single element is always aligned")
 
 
-def stmatrix_rows(table: np.ndarray) -> np.ndarray | None:
-  """Row addresses for stmatrix.x4 of 16-bit elements: [threads, groups], or None where the fragment does not match.
+def matrix_rows(table: np.ndarray, itemsize: int, *, trans: bool = False) -> np.ndarray | None:
+  """Row addresses for ldmatrix and stmatrix of the registers' words: [threads, words], or None where the fragment does
+  not match. Lane 8 i + r names row r of the i-th word's 8x8 matrix of 16-bit elements, i modulo the words.
 
-  Lane l of a warp holds elements 2(l % 4) and 2(l % 4) + 1 of row l / 4 of each 8x8 matrix, and names row l % 8 of
-  matrix l / 8 (PTX ISA, stmatrix).
+  Lane l of a warp holds the 4 bytes l % 4 of row l / 4; with trans 16-bit elements l / 4 of rows 2(l % 4) and
+  2(l % 4) + 1 (PTX ISA, ldmatrix).
   """
   threads, regs = table.shape
-  if regs % 8 or threads % 32:
+  word = 4 // itemsize
+  if regs % word or threads % 32 or (trans and itemsize != 2):
     return None
-  t = table.reshape(threads // 32, 32, regs // 2, 2)
+  t = table.reshape(threads // 32, 32, regs // word, word)
+  lane, part = np.arange(32), np.arange(word)
+  if trans:
+    row = 2 * (lane[:, None] % 4) + part
+    starts = t[:, np.arange(8) // 2, :, np.arange(8) % 2].transpose(1, 0, 2)     # [warps, row, words]
+    want = starts[:, row].transpose(0, 1, 3, 2) + 2 * (lane // 4)[:, None, None]
+  else:
+    starts = t[..., 0][:, 4 * np.arange(8)]
+    want = (starts[:, lane // 4] + 4 * (lane % 4)[:, None])[..., None] + itemsize * part
+  return starts if (t == want).all() and not (starts % 16).any() else None
+
+
+def matrix_addresses(starts: np.ndarray, num: int) -> np.ndarray:
+  """The addresses [threads, words / num] that the lanes give to an instruction of `num` words: lane 8 i + r row r of
+  word i."""
+  warps, _, count = starts.shape
   lane = np.arange(32)
-  rows = t[:, lane // 4 * 4][..., 0]  # the lane that holds the row's first element
-  same = (t[..., 1] == t[..., 0] + 2).all() and (t[..., 0] == rows + (lane % 4 * 4)[None, :, None]).all()
-  if not same or (rows % 16).any():
-    return None
-  groups = regs // 8
-  out = np.empty((threads // 32, 32, groups), table.dtype)
-  for l in range(32):
-    matrix, row = divmod(l, 8)
-    out[:, l] = t[:, row * 4, matrix::4, 0]
-  return out.reshape(threads, groups)
+  grouped = starts.reshape(warps, 8, count // num, num)
+  return grouped[:, lane % 8, :, lane // 8 % num].transpose(1, 0, 2).reshape(warps * 32, count // num)
+
+
+def stmatrix_rows(table: np.ndarray) -> np.ndarray | None:
+  """Row addresses for stmatrix.x4 of 16-bit elements: [threads, groups], or None where the fragment does not match."""
+  starts = matrix_rows(table, 2)
+  return None if starts is None or starts.shape[2] % 4 else matrix_addresses(starts, 4)

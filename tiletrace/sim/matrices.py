@@ -54,7 +54,7 @@ def _ldmatrix(m: Machine, op: Op) -> Act:
     halves = mma.element_addresses(addresses + start, num, trans)
     for target, where in zip(targets, halves):
       low, high = (m.shared.load(where[:, i], 2).astype(np.uint32) for i in range(2))
-      target[at] = low | high << np.uint32(16)
+      target[at] = (low | high << np.uint32(16)).view(target.dtype)
     if m.counters is not None:
       m.counters.access(op, who, lines, _ROW, True)
   return act

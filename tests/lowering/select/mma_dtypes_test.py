@@ -11,15 +11,16 @@ import tiletrace as tt
 from tests.gpu.corpus_narrow import product_kernel
 from tests.lowering.kernels import BF16, F16, F32, I32, assemble, count, lower, matmul_kernel, struct, variants
 from tiletrace.core.errors import LayoutError, LoweringError, TileTraceError
+from tiletrace.lowering.options import CompileOptions
 
 E4M3, E5M2, I8, U8 = jnp.float8_e4m3fn, jnp.float8_e5m2, np.int8, np.uint8
 
 
-def product(a, b, acc=F32, *, bm=128, bn=64, bk=None, registers=False, policy=None, warpgroups=2):
+def product(a, b, acc=F32, *, bm=128, bn=64, bk=None, registers=False, policy=None, warpgroups=2, options=None):
   bk = bk or 128 // np.dtype(a).itemsize
   kernel = functools.partial(product_kernel, bm=bm, bn=bn, bk=bk, acc=acc, registers=registers, policy=policy)
   return lower(kernel, [struct(2 * bm, 4 * bk, dtype=a), struct(2 * bn, 4 * bk, dtype=b)],
-               struct(2 * bm, 2 * bn, dtype=acc), grid=(2, 2), warpgroups=warpgroups)
+               struct(2 * bm, 2 * bn, dtype=acc), grid=(2, 2), warpgroups=warpgroups, options=options)
 
 
 @pytest.mark.parametrize(("a", "b", "acc", "instruction"), [
@@ -100,7 +101,7 @@ def test_what_threads_write_lies_as_the_gemm_needs_it():
 ])
 def test_shapes_of_integers_that_are_not_legal_are_refused(change, said):
   with pytest.raises(LoweringError) as e:
-    product(I8, I8, I32, **change)
+    product(I8, I8, I32, options=CompileOptions(force=(("gemm", "wgmma_ss"),)), **change)
   assert said in str(e.value)
 
 

@@ -40,7 +40,7 @@ def test_transposed_operands_are_a_bit_of_the_instruction(form):
 ])
 def test_a_partition_that_is_not_legal_is_refused_naming_the_legal(change, said):
   with pytest.raises(LoweringError) as e:
-    matmul(n=528, **change)
+    matmul(n=528, options=CompileOptions(force=(("gemm", "wgmma_ss"),)), **change)
   assert said in str(e.value)
   assert "tt.gemm(a_s" in str(e.value) and "^^^^^^^" in str(e.value)
 
@@ -83,9 +83,9 @@ def test_a_forced_gemm_that_does_not_fit_is_refused():
 def test_a_variant_that_does_not_exist_is_refused_naming_those_that_do():
   with pytest.raises(LoweringError) as e:
     lower(register_kernel, [struct(64, 64, dtype=BF16), struct(64, 32, dtype=BF16)], struct(64, 32),
-          options=CompileOptions(force=(("gemm", "mma_sync"),)))
-  assert "'gemm' has no variant 'mma_sync'" in str(e.value)
-  assert "wgmma_ss, wgmma_rs" in str(e.value)
+          options=CompileOptions(force=(("gemm", "wmma"),)))
+  assert "'gemm' has no variant 'wmma'" in str(e.value)
+  assert "wgmma_ss, wgmma_rs, mma_sync" in str(e.value)
 
 
 def test_rings_that_do_not_fit_name_every_buffer():

@@ -10,7 +10,7 @@ from tiletrace.core import dtypes
 from tiletrace.core.effects import Effect, OrderEffect, read, write
 from tiletrace.core.errors import TileTypeError
 from tiletrace.core.graph import Eqn, Literal, Primitive
-from tiletrace.core.operands import check, operand, refuse_keywords
+from tiletrace.core.operands import check, operand, refuse_keywords, tile_types
 from tiletrace.core.ops.control import predicate
 from tiletrace.core.printer import Printer, print_rules
 from tiletrace.core.ref import Ref, describe, plain_name, static_shape
@@ -23,6 +23,7 @@ from tiletrace.core.types import Space, TileType
 gemm_p = Primitive("gemm")
 gemm_async_p = Primitive("gemm_async", level=0)
 wgmma_wait_p = Primitive("wgmma_wait", level=0)
+mma_sync_p = Primitive("mma_sync", level=0)  # a gemm of two values; made of gemm where wgmma declines
 
 SQUARE, FULL_ROW, FULL_COL = "square", "full_row", "full_col"
 POLICIES = (SQUARE, FULL_ROW, FULL_COL)
@@ -34,7 +35,7 @@ _PRODUCTS: tuple[tuple[tuple[np.dtype, ...], tuple[np.dtype, ...]], ...] = (
 )
 ACCUMULATORS = {pair: acc for types, acc in _PRODUCTS for pair in itertools.product(types, repeat=2)}
 _OPERANDS = tuple(dict.fromkeys(a for a, _ in ACCUMULATORS))
-_DISPATCH = (None, "wgmma_ss", "wgmma_rs")
+_DISPATCH = (None, "wgmma_ss", "wgmma_rs", "mma_sync")
 _MAX_PENDING = 7  # PTX ISA, wgmma.wait_group: depths that the code generator keeps apart
 _WORDS = {
   "transpose_A": "pass the view a.T", "transpose_B": "pass the view b.T", "trans_a": "pass the view a.T",
@@ -70,6 +71,29 @@ def _gemm_type(eqn: Eqn) -> tuple[()]:
   check(eqn.refs[-1].type.space is Space.FRAGMENT and eqn.refs[-2].type.space is Space.SHARED
         and eqn.refs[0].type.space is not Space.GLOBAL, f"{name}: operands are in the wrong spaces")
   return ()
+
+
+@type_rules.register(mma_sync_p)
+def _mma_sync_type(eqn: Eqn) -> tuple[()]:
+  (acc,), (accumulate, a, b) = eqn.refs, tile_types(eqn.values)
+  check(accumulate == TileType((), dtypes.bool_), f"mma_sync: accumulate is {accumulate}")
+  check(len(a.shape) == len(b.shape) == 2 and a.shape[1] == b.shape[0] and acc.shape == (a.shape[0], b.shape[1]),
+        f"mma_sync: a is {a}, b is {b}, acc is {list(acc.shape)}")
+  check(acc.type.dtype in ACCUMULATORS.get((a.dtype, b.dtype), ()) and acc.type.space is Space.FRAGMENT,
+        f"mma_sync: {a} and {b} into {acc.type}")
+  return ()
+
+
+@effect_rules.register(mma_sync_p)
+def _mma_sync_effects(eqn: Eqn) -> tuple[Effect, ...]:
+  return (read(0), write(0))
+
+
+@print_rules.register(mma_sync_p)
+def _print_mma_sync(eqn: Eqn, p: Printer) -> str:
+  accumulate, a, b = eqn.values
+  when = "" if isinstance(accumulate, Literal) and accumulate.value else f" (accumulate={p.atom(accumulate)})"
+  return f"{p.ref(eqn.refs[0])} += mma_sync{p.params(eqn)} {p.atom(a)} @ {p.atom(b)}{when}"
 
 
 @effect_rules.register(gemm_p, gemm_async_p)
@@ -125,7 +149,7 @@ def gemm(a: Any, b: Any, acc: Any, *, accumulate: Any = True, policy: Any = None
     policy: how warpgroups divide acc: tt.SQUARE (default), tt.FULL_ROW, tt.FULL_COL, or how many (along the rows, along
       the columns).
     precision: "tf32" lets tensor cores multiply f32 operands, which ignore the low 13 bits of each.
-    dispatch: force an implementation, by the name of its variant: "wgmma_ss" or "wgmma_rs".
+    dispatch: force an implementation, by the name of its variant: "wgmma_ss", "wgmma_rs" or "mma_sync".
   Raises:
     TileTypeError: shapes, dtypes or spaces do not fit.
 

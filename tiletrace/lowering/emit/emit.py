@@ -14,6 +14,7 @@ import tiletrace.lowering.emit.gather
 import tiletrace.lowering.emit.grid
 import tiletrace.lowering.emit.memory
 import tiletrace.lowering.emit.mma
+import tiletrace.lowering.emit.mma_sync
 import tiletrace.lowering.emit.reduce
 import tiletrace.lowering.emit.relayout
 import tiletrace.lowering.emit.roles

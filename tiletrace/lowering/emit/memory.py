@@ -25,7 +25,7 @@ from tiletrace.lowering.emit.values import (
 )
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.registers import Reg
-from tiletrace.lowering.tables import coordinates, stmatrix_rows
+from tiletrace.lowering.tables import coordinates, matrix_addresses, matrix_rows, stmatrix_rows
 
 
 @emit_rules.register(ops.alloc_p)
@@ -112,7 +112,24 @@ def view_coordinates(ref: RefOperand, table: np.ndarray) -> np.ndarray:
 def _load_shared(ctx: EmitContext, eqn: Eqn) -> None:
   ref, out = eqn.refs[0], eqn.outvars[0]
   access = SharedAccess(ctx, ref, ctx.layouts.get(out))
+  if access.size <= 4 and access.fill is None and ctx.scope.elected is None and access.starts_at(16):
+    for trans in (False, True):
+      starts = matrix_rows(access.table, ref.type.dtype.itemsize, trans=trans)
+      if starts is not None:
+        ctx.bind(out, _ldmatrix(ctx, access, ref.type.dtype, starts, trans))
+        return
   ctx.bind(out, collect(ctx, ref.type.dtype, access.count, access.groups, access.size, access.load, eqn, access.fill))
+
+
+def _ldmatrix(ctx: EmitContext, access: SharedAccess, dtype: np.dtype, starts: np.ndarray, trans: bool) -> Elements:
+  words = starts.shape[2]
+  num = next(n for n in (4, 2, 1) if words % n == 0)
+  regs: list[Operand] = []
+  for at in access.rows(matrix_addresses(starts, num)):
+    group = ctx.b.regs("f32" if dtype == dtypes.f32 else "b32", num)
+    ctx.b(isa.LDMATRIX, group, at, num=f"x{num}", trans="trans" if trans else "")
+    regs += group
+  return Elements(dtype, access.count, tuple(regs))
 
 
 def collect(ctx: EmitContext, dtype: np.dtype, count: int, groups: list[list[int]], vec_bytes: int, access, eqn: Eqn,

@@ -19,9 +19,9 @@ from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.registers import Reg
 from tiletrace.lowering.wgmma_plan import WgmmaPlan, wgmma_plan
 
-_TYPES = {dtypes.bf16: "bf16", dtypes.f16: "f16", dtypes.f32: "tf32", dtypes.f8e4m3: "e4m3", dtypes.f8e5m2: "e5m2",
-          dtypes.i8: "s8", dtypes.u8: "u8"}
-_ACCUMULATOR = {dtypes.f32: "f32", dtypes.f16: "f16", dtypes.i32: "s32"}
+OPERAND_TYPES = {dtypes.bf16: "bf16", dtypes.f16: "f16", dtypes.f32: "tf32", dtypes.f8e4m3: "e4m3",
+                 dtypes.f8e5m2: "e5m2", dtypes.i8: "s8", dtypes.u8: "u8"}
+ACCUMULATOR_TYPES = {dtypes.f32: "f32", dtypes.f16: "f16", dtypes.i32: "s32"}
 # (A in shared memory, A in registers), by the width of an element
 _ROWS = {16: (isa.WGMMA_SS, isa.WGMMA_RS), 32: (isa.WGMMA_TF32_SS, isa.WGMMA_TF32_RS),
          8: (isa.WGMMA_F8_SS, isa.WGMMA_F8_RS)}
@@ -59,10 +59,10 @@ def _gemm_async(ctx: EmitContext, eqn: Eqn) -> None:
   acc = ctx.read(acc_ref.root)
   right = _shared(ctx, b_ref, "B", plan.n, plan)
   left = None if a_value or a_ref[0].type.space is Space.FRAGMENT else _shared(ctx, a_ref[0], "A", 64, plan)
-  registers = None if left is not None else _words(ctx, ctx.read(a_value[0] if a_value else a_ref[0].root))
+  registers = None if left is not None else as_words(ctx, ctx.read(a_value[0] if a_value else a_ref[0].root))
   a_dtype = a_value[0].dtype if a_value else a_ref[0].type.dtype
-  mods: dict[str, Any] = {"shape": f"m64n{plan.n}k{plan.depth}", "d": _ACCUMULATOR[acc.dtype],
-                          "a": _TYPES[a_dtype], "b": _TYPES[b_ref.type.dtype]}
+  mods: dict[str, Any] = {"shape": f"m64n{plan.n}k{plan.depth}", "d": ACCUMULATOR_TYPES[acc.dtype],
+                          "a": OPERAND_TYPES[a_dtype], "b": OPERAND_TYPES[b_ref.type.dtype]}
   scale: Operand = ctx.scalar(accumulate)
   b(isa.WGMMA_FENCE)
   for m, k in itertools.product(range(plan.m_blocks), range(plan.k_steps)):
@@ -70,7 +70,7 @@ def _gemm_async(ctx: EmitContext, eqn: Eqn) -> None:
   b(isa.WGMMA_COMMIT)
 
 
-def _words(ctx: EmitContext, a: Elements) -> list[Operand]:
+def as_words(ctx: EmitContext, a: Elements) -> list[Operand]:
   """A's registers as the instruction takes them: 32 bits each, of whatever type."""
   regs = materialise(ctx.b, a).regs
   return [ctx.b.new(isa.MOV, r, type="b32") if isinstance(r, Reg) and r.cls == "f32" else r for r in regs]

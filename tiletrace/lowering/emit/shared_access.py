@@ -55,14 +55,19 @@ class SharedAccess:
     else:
       elements = coordinates(layout, threads)
       self.table = shared_bytes(place, layout, threads, item)
+    self._alignment = place.alignment(item, ctx.facts)
     self._view = addressing.ViewBounds(ctx, elements, ref.view.static_shape)
     self.size, self.groups = widest_groups(
-      self.table, item, self._view.inside, place.alignment(item, ctx.facts))
+      self.table, item, self._view.inside, self._alignment)
     self._addresses: list[Addr] | None = None
 
   @property
   def count(self) -> int:
     return self.table.shape[1]
+
+  def starts_at(self, nbytes: int) -> bool:
+    """Whether the view certainly starts at a multiple of `nbytes`."""
+    return self._alignment % nbytes == 0
 
   @property
   def fill(self) -> int | None:

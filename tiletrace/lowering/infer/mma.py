@@ -7,8 +7,10 @@ from tiletrace.core.errors import LoweringError
 from tiletrace.core.graph import Eqn, Var
 from tiletrace.core.ops import mma as ops
 from tiletrace.core.types import Space
+from tiletrace.lowering import mma_plan
 from tiletrace.lowering.infer.constraints import Constraint, Fixed, InferContext, layout_rules
 from tiletrace.lowering.layouts.catalog import wgmma_a_fragment
+from tiletrace.lowering.mma_plan import plan_of
 from tiletrace.lowering.wgmma_plan import WgmmaPlan, accumulator_layout, best_partition, shape_of
 
 
@@ -34,6 +36,16 @@ def _register_operand(eqn: Eqn) -> Var | None:
     assert isinstance(a, Var)
     return a
   return eqn.refs[0].root if eqn.refs[0].type.space is Space.FRAGMENT else None
+
+
+@layout_rules.register(ops.mma_sync_p)
+def _mma_sync(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
+  plan = plan_of(eqn, ctx.warpgroups(eqn))
+  _, a, b = eqn.values
+  assert isinstance(a, Var) and isinstance(b, Var)
+  yield Fixed(eqn.refs[0].root, mma_plan.accumulator_layout(plan), eqn, "the accumulator of this gemm (mma.sync)")
+  yield Fixed(a, mma_plan.a_layout(plan), eqn, "the A operand of this gemm (mma.sync)")
+  yield Fixed(b, mma_plan.b_layout(plan), eqn, "the B operand of this gemm (mma.sync)")
 
 
 @layout_rules.register(ops.wgmma_wait_p)

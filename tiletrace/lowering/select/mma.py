@@ -1,14 +1,16 @@
-"""gemm: wgmma with both operands in shared memory, or A in registers."""
+"""gemm: wgmma with both operands in shared memory, or A in registers; mma.sync where wgmma has no such shape."""
 from __future__ import annotations
 
 import math
 
-from tiletrace.core.graph import Eqn
+from tiletrace.core.graph import Eqn, Var
 from tiletrace.core.ops import mma as ops
-from tiletrace.core.types import Space
+from tiletrace.core.ops.memory import load_p
+from tiletrace.core.types import Space, TileType
+from tiletrace.lowering.mma_plan import mma_plan
 from tiletrace.lowering.select.context import SelectContext, select_rules
 from tiletrace.lowering.variants import Choice, Variant, choose
-from tiletrace.lowering.wgmma_plan import WgmmaPlan, best_partition
+from tiletrace.lowering.wgmma_plan import WgmmaPlan, best_partition, shape_of
 
 
 def has_a_partition(eqn: Eqn, ctx: SelectContext) -> str | None:
@@ -31,9 +33,35 @@ def a_is_shared(eqn: Eqn, ctx: SelectContext) -> str | None:
   return "A is in registers"
 
 
+def is_no_explicit_group(eqn: Eqn, ctx: SelectContext) -> str | None:
+  return "gemm_async commits a wgmma group" if eqn.primitive is ops.gemm_async_p else None
+
+
+def policy_is_for_warps(eqn: Eqn, ctx: SelectContext) -> str | None:
+  policy = eqn.params["policy"]
+  return f"policy={policy} divides acc among warpgroups, mma.sync among warps" if isinstance(policy, tuple) else None
+
+
+def padding_of_k_is_zero(eqn: Eqn, ctx: SelectContext) -> str | None:
+  """Loads from shared memory fill what lies past k with zeros."""
+  depth = 32 // eqn.refs[-2].type.dtype.itemsize
+  in_registers = eqn.params["a_in"] == "value" or eqn.refs[0].type.space is Space.FRAGMENT
+  if in_registers and shape_of(eqn)[2] % depth:
+    return f"K = {shape_of(eqn)[2]} is not a multiple of {depth}, and A is in registers, whose padding is not zero"
+  return None
+
+
+def warps_hold_the_accumulator(eqn: Eqn, ctx: SelectContext) -> str | None:
+  plan = mma_plan(shape_of(eqn), eqn.refs[-2].type.dtype.itemsize, 4 * ctx.warpgroups(eqn), eqn.params["policy"])
+  if plan.fragment_registers > 208:
+    return f"the accumulator takes {plan.fragment_registers} registers of each thread, of 255"
+  return None
+
+
 GEMM = (
   Variant("wgmma_ss", (has_a_partition, accumulator_fits, a_is_shared)),
   Variant("wgmma_rs", (has_a_partition, accumulator_fits)),
+  Variant("mma_sync", (is_no_explicit_group, policy_is_for_warps, padding_of_k_is_zero, warps_hold_the_accumulator)),
 )
 
 
@@ -42,3 +70,16 @@ def select_gemm(eqn: Eqn, ctx: SelectContext) -> tuple[Eqn, Choice]:
   forced = eqn.params.get("dispatch") or ctx.options.forced("gemm")
   choice = choose("gemm", GEMM, eqn, ctx, forced=forced)
   return eqn.replace(params={**eqn.params, "dispatch": choice.variant}), choice
+
+
+def as_mma_sync(eqn: Eqn) -> list[Eqn]:
+  """A gemm as loads of both operands and the product of the two values."""
+  *a_ref, b, acc = eqn.refs
+  accumulate, *values = eqn.values
+  eqns: list[Eqn] = []
+  for ref in (*a_ref, b):
+    out = Var(TileType(ref.shape, ref.type.dtype))
+    eqns.append(Eqn(load_p, (ref.root, *ref.dyn), (out,), {"views": (ref.view,), "fill_value": 0}, eqn.loc))
+    values.append(out)
+  params = {"views": (acc.view,), "policy": eqn.params["policy"]}
+  return [*eqns, Eqn(ops.mma_sync_p, (acc.root, *acc.dyn, accumulate, *values), (), params, eqn.loc)]

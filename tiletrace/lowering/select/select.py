@@ -4,7 +4,7 @@ from __future__ import annotations
 import dataclasses
 
 import tiletrace.lowering.select.gather  # noqa: F401  (its rules register themselves)
-from tiletrace.core.graph import Block, Eqn, TileGraph, Var, walk
+from tiletrace.core.graph import Block, Eqn, TileGraph, Var
 from tiletrace.lowering.facts import Facts
 from tiletrace.lowering.hazards import unordered
 from tiletrace.lowering.layouts.relation import Layout
@@ -12,7 +12,7 @@ from tiletrace.lowering.options import CompileOptions
 from tiletrace.lowering.ownership import is_explicit, role_sizes
 from tiletrace.lowering.select.context import SelectContext, check_in_range, select_rules
 from tiletrace.lowering.select.memory import copy_by_threads
-from tiletrace.lowering.select.mma import select_gemm
+from tiletrace.lowering.select.mma import as_mma_sync, select_gemm
 from tiletrace.lowering.target import Target
 from tiletrace.lowering.variants import Choice
 
@@ -31,22 +31,38 @@ def context(graph: TileGraph, layouts: dict[Var, Layout], target: Target, option
                        unordered(graph, facts))
 
 
-def choose_anchors(graph: TileGraph, target: Target, options: CompileOptions) -> None:
-  """Refuses, before layouts, a gemm that no variant can compute, with every variant's reason."""
-  ctx = context(graph, {}, target, options)
-  for eqn in walk(graph.body):
-    if eqn.primitive.name in ("gemm", "gemm_async"):
-      select_gemm(eqn, ctx)
+def choose_anchors(graph: TileGraph, target: Target, options: CompileOptions) -> tuple[TileGraph, tuple[Choice, ...]]:
+  """Before layouts: refuses a gemm that no variant can compute, with every variant's reason, and turns those that go to
+  mma.sync into loads and products of values; the choices are theirs."""
+  ctx, choices = context(graph, {}, target, options), []
+
+  def visit(block: Block) -> Block:
+    eqns: list[Eqn] = []
+    for eqn in block.eqns:
+      if eqn.primitive.name not in ("gemm", "gemm_async"):
+        eqns.append(eqn.replace(blocks=tuple(map(visit, eqn.blocks))) if eqn.blocks else eqn)
+        continue
+      _, choice = select_gemm(eqn, ctx)
+      assert choice is not None
+      if choice.variant == "mma_sync":
+        choices.append(choice)
+        eqns += as_mma_sync(eqn)
+      else:
+        eqns.append(eqn)
+    return dataclasses.replace(block, eqns=tuple(eqns))
+
+  return graph.replace(body=visit(graph.body)), tuple(choices)
 
 
-def select(graph: TileGraph, layouts: dict[Var, Layout], target: Target, options: CompileOptions) -> Selected:
-  """Chooses the variant of every op.
+def select(graph: TileGraph, layouts: dict[Var, Layout], target: Target, options: CompileOptions,
+           before: tuple[Choice, ...] = ()) -> Selected:
+  """Chooses the variant of every op, beside the choices made `before`.
 
   Raises:
     LoweringError: an op that no variant can emit, with the reason of each.
   """
   ctx = context(graph, layouts, target, options)
-  choices: list[Choice] = []
+  choices = list(before)
   body = _block(graph.body, ctx, choices)
   return Selected(graph.replace(body=body), layouts, tuple(choices))
 

@@ -1,0 +1,129 @@
+"""Products that wgmma has no shape for: mma.sync with its reasons, what it loads with, what it refuses."""
+from __future__ import annotations
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiletrace as tt
+from tests.lowering.kernels import BF16, F32, assemble, count, declined, lower, struct, variants
+from tests.lowering.select.mma_dtypes_test import E4M3, I8, I32, product
+from tiletrace.core.errors import LoweringError
+from tiletrace.lowering import mma_plan
+from tiletrace.lowering.options import CompileOptions
+
+FORCED = CompileOptions(force=(("gemm", "mma_sync"),))
+
+
+@pytest.mark.parametrize(("change", "why"), [
+  (dict(bm=16, warpgroups=1), "rows split over 1 warpgroup: each must hold a multiple of 64 rows, M = 16 gives 16"),
+  (dict(bm=96), "rows split over 2 warpgroups: each must hold a multiple of 64 rows, M = 96 gives 48"),
+  (dict(bk=24), "K = 24 is not a multiple of 16: pad both operands with zeros to 32"),
+  (dict(bn=12), "N = 12 gives an instruction 12 columns; legal are the multiples of 8 from 8 to 256"),
+])
+def test_shapes_that_wgmma_has_not_go_to_mma_sync_with_the_reason(change, why):
+  lowered = product(BF16, BF16, **change)
+  assert variants(lowered, "gemm") == ["mma_sync"] and why in declined(lowered, "gemm")["wgmma_ss"]
+  assert count(lowered, "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32") > 0 == count(lowered, "wgmma")
+  assemble(lowered)
+
+
+@pytest.mark.parametrize(("a", "b", "acc", "instruction"), [
+  (BF16, BF16, F32, "m16n8k16.row.col.f32.bf16.bf16.f32"), (np.float16, np.float16, np.float16, "m16n8k16.row.col.f16"),
+  (E4M3, jnp.float8_e5m2, F32, "m16n8k32.row.col.f32.e4m3.e5m2.f32"), (I8, np.uint8, I32, "m16n8k32.row.col.s32.s8.u8"),
+  (F32, F32, F32, "m16n8k8.row.col.f32.tf32.tf32.f32"),
+], ids=lambda x: x if isinstance(x, str) else np.dtype(x).name)
+def test_operands_of_every_dtype_come_by_ldmatrix(a, b, acc, instruction):
+  lowered = product(a, b, acc, bm=32, warpgroups=1)
+  assert count(lowered, rf"mma.sync.aligned.{instruction}") == count(lowered, "mma.sync") == 16
+  assert count(lowered, "ldmatrix.sync.aligned.m8n8.x4.shared.b16") == 12 and count(lowered, "ld.shared") == 0
+  assemble(lowered)
+
+
+def test_an_operand_that_is_contiguous_along_n_is_transposed_by_ldmatrix():
+  def kernel(a, b, c):
+    a_s, b_s = tt.alloc_shared((32, 64), a.dtype), tt.alloc_shared((64, 64), b.dtype)
+    acc = tt.alloc_fragment((32, 64), F32)
+    tt.copy(a, a_s)
+    tt.copy(b, b_s)
+    tt.gemm(a_s, b_s, acc, accumulate=False)
+    c[...] = acc[...]
+
+  lowered = lower(kernel, [struct(32, 64, dtype=BF16), struct(64, 64, dtype=BF16)], struct(32, 64))
+  assert count(lowered, "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16") == 4
+  assert count(lowered, "ldmatrix.sync.aligned.m8n8.x4.shared.b16") == 8
+  assemble(lowered)
+
+
+@pytest.mark.parametrize(("change", "said"), [
+  (dict(bk=24, registers=True), "K = 24 is not a multiple of 16, and A is in registers, whose padding is not zero"),
+  (dict(policy=(2, 1)), "policy=(2, 1) divides acc among warpgroups, mma.sync among warps"),
+  (dict(bm=256, bn=256), "the accumulator takes 256 registers of each thread, of 255"),
+])
+def test_what_mma_sync_does_not_take_is_refused(change, said):
+  with pytest.raises(LoweringError) as e:
+    product(BF16, BF16, options=FORCED, **change)
+  assert said in str(e.value)
+
+
+def test_an_asynchronous_gemm_is_no_mma_sync():
+  def kernel(a, b, c):
+    with tt.warpgroup(0):
+      a_s, b_s = tt.alloc_shared((32, 64), a.dtype), tt.alloc_shared((64, 64), b.dtype)
+      acc = tt.alloc_fragment((32, 64), F32)
+      tt.gemm_async(a_s, b_s, acc)
+      tt.wgmma_wait(0)
+      c[...] = acc[...]
+
+  with pytest.raises(LoweringError, match="gemm_async commits a wgmma group"):
+    lower(kernel, [struct(32, 64, dtype=BF16), struct(64, 64, dtype=BF16)], struct(32, 64))
+
+
+@pytest.mark.parametrize("shape", [(16, 8, 16), (1, 256, 64), (128, 8, 32), (48, 40, 24), (96, 104, 16)])
+@pytest.mark.parametrize("warps", [4, 8, 12])
+@pytest.mark.parametrize("itemsize", [1, 2, 4])
+def test_fragments_of_a_plan_cover_every_element_where_the_instruction_needs_it(shape, warps, itemsize):
+  """Against the definition: C's element is the sum over the k of A and B that one warp's instructions hold."""
+  plan = mma_plan.mma_plan(shape, itemsize, warps, "square")
+  assert np.prod(plan.warps) == warps
+  a, b, c = (f(plan).table(("warp", "lane", "reg")) for f in (
+    mma_plan.a_layout, mma_plan.b_layout, mma_plan.accumulator_layout))
+  m, n, k = shape
+  held = {tuple(x) for x in c.reshape(-1, 2).tolist()}
+  assert {(i, j) for i in range(m) for j in range(n)} <= held
+  for w in range(len(c)):
+    rows, columns = (set(t[w].reshape(-1, 2)[:, d].tolist()) for t, d in ((a, 0), (b, 1)))
+    assert {tuple(x) for x in c[w].reshape(-1, 2).tolist()} == {(i, j) for i in rows for j in columns}
+    assert set(a[w].reshape(-1, 2)[:, 1].tolist()) == set(b[w].reshape(-1, 2)[:, 0].tolist()) >= set(range(k))
+
+
+def test_policies_split_the_rows_or_the_columns_alone():
+  shape = (64, 64, 16)
+  assert mma_plan.mma_plan(shape, 2, 4, "full_row").warps == (4, 1, 1)
+  assert mma_plan.mma_plan(shape, 2, 4, "full_col").warps == (1, 4, 1)
+  assert mma_plan.mma_plan(shape, 2, 4, "square").warps == (2, 2, 1)
+  assert mma_plan.mma_plan((16, 8, 16), 2, 8, "square").warps == (1, 1, 8)
+
+
+@pytest.mark.parametrize("form", ["nn", "nt"])
+def test_an_accumulator_may_be_overwritten_or_not_by_a_scalar(form):
+  def kernel(a, b, c):
+    a_s, b_s = tt.alloc_shared((16, 32), a.dtype), tt.alloc_shared(b.shape, b.dtype)
+    acc = tt.alloc_fragment((16, 24), F32)
+    tt.copy(a, a_s)
+    tt.copy(b, b_s)
+    acc[...] = 5
+    for i in tt.range(4):
+      tt.gemm(a_s, b_s if form == "nn" else b_s.T, acc, accumulate=i % 3 != 1)
+    tt.gemm(a_s[...] * 2, b_s if form == "nn" else b_s.T, acc)
+    c[...] = acc[...]
+
+  rng = np.random.default_rng(8)
+  a, b = rng.standard_normal((16, 32)).astype(BF16), rng.standard_normal((32, 24)).astype(BF16)
+  want = 5 * (a.astype(np.float64) @ b.astype(np.float64))
+  stored = b if form == "nn" else np.ascontiguousarray(b.T)
+  for backend in ("xla", "sim"):
+    got = tt.tile_call(functools.partial(kernel), struct(16, 24), grid=1, backend=backend)(a, stored)
+    np.testing.assert_allclose(np.asarray(got), want, rtol=1e-5, atol=1e-4)

@@ -1,0 +1,108 @@
+"""How the warps compute one gemm by mma.sync: tiles of 16 x 8, and the fragments that A, B and the accumulator are in.
+
+PTX ISA, "Matrix Fragments for mma.m16n8k8", "m16n8k16" and "m16n8k32". Extents that are no multiples of a tile are
+padded: what lies beyond k is zero in both operands.
+"""
+from __future__ import annotations
+
+import dataclasses
+from functools import lru_cache
+
+from tiletrace.core.graph import Eqn
+from tiletrace.lowering.layouts.normal import REPLICA
+from tiletrace.lowering.layouts.relation import Layout, make
+
+_M, _N = 16, 8
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MmaPlan:
+  """A partition of acc[m, n] += a[m, k] @ b[k, n].
+
+  Attributes:
+    shape: (m, n, k).
+    warps: along the rows, along the columns, and how many times all of that is computed.
+    tiles: of 16 rows, of 8 columns, and instructions along k, of one warp.
+    depth: extent of an instruction along k, 32 bytes.
+    word: elements of a and b in a register.
+  """
+  shape: tuple[int, int, int]
+  warps: tuple[int, int, int]
+  tiles: tuple[int, int, int]
+  depth: int
+  word: int
+
+  @property
+  def fragment_registers(self) -> int:
+    """Registers of a thread for an accumulator of 32-bit elements."""
+    return 4 * self.tiles[0] * self.tiles[1]
+
+
+@lru_cache(maxsize=256)
+def mma_plan(shape: tuple[int, int, int], itemsize: int, warps: int, policy: str) -> MmaPlan:
+  """The split that gives a warp the fewest instructions, then the fewest words to load, then the least padding.
+
+  Args:
+    shape: (m, n, k).
+    itemsize: bytes of an element of a and b.
+    warps: of all warpgroups that own the accumulator.
+    policy: "full_row" and "full_col" split the rows, the columns alone.
+  """
+  m, n, k = shape
+  depth, word = 32 // itemsize, 4 // itemsize
+  plans = []
+  rows = 1
+  while warps % rows == 0 and (policy != "full_col" or rows == 1):
+    columns = warps // rows
+    while True:
+      copies = warps // rows // columns
+      tiles = -(-m // (_M * rows)), -(-n // (_N * columns)), -(-k // depth)
+      if policy != "full_row" or columns == 1:
+        plans.append(MmaPlan(shape, (rows, columns, copies), tiles, depth, word))
+      if columns % 2:
+        break
+      columns //= 2
+    rows *= 2
+  return min(plans, key=lambda p: (p.tiles[0] * p.tiles[1], 2 * p.tiles[0] + p.tiles[1], p.warps[0] * p.warps[1]))
+
+
+def plan_of(eqn: Eqn, warpgroups: int) -> MmaPlan:
+  """The plan of an mma_sync equation."""
+  _, a, b = eqn.values
+  (m, k), n = a.shape, b.shape[1]
+  return mma_plan((m, n, k), a.dtype.itemsize, 4 * warpgroups, eqn.params["policy"])
+
+
+def _warps(tile: Layout, plan: MmaPlan, row_dim: int, column_dim: int) -> Layout:
+  rows, columns, copies = plan.warps
+  return tile.repeat("warp", rows, row_dim).repeat("warp", columns, column_dim).repeat("warp", copies, REPLICA)
+
+
+@lru_cache(maxsize=256)
+def a_layout(plan: MmaPlan) -> Layout:
+  """A [m, k]: a thread's registers of one instruction are (row, k), (row + 8, k), and both again 16 bytes further."""
+  w, (m, _, k) = plan.word, plan.shape
+  atom = make({"reg": 4 * w, "lane": 32}, (_M, plan.depth), lambda reg, lane: (
+    lane // 4 + 8 * (reg // w % 2), reg % w + w * (lane % 4) + 4 * w * (reg // (2 * w))))
+  tile = atom.repeat("reg", plan.tiles[2], 1).repeat("reg", plan.tiles[0], 0)
+  return _warps(tile, plan, 0, REPLICA).with_valid((m, k))
+
+
+@lru_cache(maxsize=256)
+def b_layout(plan: MmaPlan) -> Layout:
+  """B [k, n]: a thread's registers of one instruction are (k, column), (k + 16 bytes, column)."""
+  w, (_, n, k) = plan.word, plan.shape
+  atom = make({"reg": 2 * w, "lane": 32}, (plan.depth, _N), lambda reg, lane: (
+    reg % w + w * (lane % 4) + 4 * w * (reg // w), lane // 4))
+  tile = atom.repeat("reg", plan.tiles[2], 0).repeat("reg", plan.tiles[1], 1)
+  return _warps(tile, plan, REPLICA, 1).with_valid((k, n))
+
+
+@lru_cache(maxsize=256)
+def accumulator_layout(plan: MmaPlan) -> Layout:
+  """C and D [m, n], whatever their type."""
+  m, n, _ = plan.shape
+  atom = make({"reg": 4, "lane": 32}, (_M, _N), lambda reg, lane: (
+    lane // 4 + 8 * (reg // 2), 2 * (lane % 4) + reg % 2))
+  tile = atom.repeat("reg", plan.tiles[1], 1).repeat("reg", plan.tiles[0], 0)
+  return _warps(tile, plan, 0, 1).with_valid((m, n))
