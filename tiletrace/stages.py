@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, overload
 
 import jax
 import numpy as np
@@ -39,7 +38,7 @@ from tiletrace.lowering.options import CompileOptions
 from tiletrace.lowering.target import SM_90A, Target
 from tiletrace.lowering.variants import Choice
 from tiletrace.lowering.xla.run import run as run_xla
-from tiletrace.report import Report, make_report
+from tiletrace.report import Report, cost, make_report
 from tiletrace.sim.faults import raise_faults
 from tiletrace.sim.launch import MOST_STEPS, run as run_simulator
 
@@ -148,7 +147,7 @@ class TileProgram:
   def image(self, target: str) -> KernelImage:
     """The compiled kernel: from memory, from the disk cache, or compiled now."""
     if target not in self._images:
-      self._images[target] = compile_image(self.graph, target, self.options)[0]
+      self._images[target] = compile_image(self.graph, target, self.options)
     return self._images[target]
 
 
@@ -179,8 +178,8 @@ def _cache_key(graph: TileGraph, target: Target, options: CompileOptions) -> str
                       cache.package_digest(), str(config.read().lineinfo))
 
 
-def compile_image(graph: TileGraph, target: str | None, options: CompileOptions) -> tuple[KernelImage, dict[str, Any]]:
-  """(the image, the report as data), through the kernel cache.
+def compile_image(graph: TileGraph, target: str | None, options: CompileOptions) -> KernelImage:
+  """The image, through the kernel cache.
 
   Raises:
     TileTraceError: a kind of it, from the pass or the assembler that refuses.
@@ -190,15 +189,12 @@ def compile_image(graph: TileGraph, target: str | None, options: CompileOptions)
   dumping = bool(config.read().dump.stages) or config.read().stop_after is not None
   payload = None if dumping else cache.STORE.get("kernel", key)
   if payload is not None:
-    head, _, body = payload.partition(b"\n")
-    image = KernelImage.from_bytes(body)
-    return dataclasses.replace(image, source=graph.loc.short()), json.loads(head)
+    return dataclasses.replace(KernelImage.from_bytes(payload), source=graph.loc.short())
   lowering = pipeline.lower(graph, where, options)
   cubin = pipeline.assemble(lowering)
   image = build_image(lowering, cubin)
-  report = make_report(lowering, cubin).data
-  cache.STORE.put("kernel", key, json.dumps(report).encode() + b"\n" + image.to_bytes())
-  return image, report
+  cache.STORE.put("kernel", key, image.to_bytes())
+  return image
 
 
 def build_image(lowering: pipeline.Lowering, cubin: Cubin) -> KernelImage:
@@ -264,9 +260,16 @@ class Lowered:
     """
     return self.compile().as_text(stage) if stage == "sass" else self.lowering.text(stage)
 
-  def report(self, *, json: bool = False) -> str:
-    """What was decided and what it costs, for people or (json=True) for programs."""
-    return make_report(self.lowering, None).text(json)
+  @overload
+  def report(self, *, json: Literal[False] = False) -> Report: ...
+
+  @overload
+  def report(self, *, json: Literal[True]) -> str: ...
+
+  def report(self, *, json: bool = False) -> Report | str:
+    """What was decided and what it costs: text where it is printed; json=True gives it in the JSON format."""
+    found = make_report(self.lowering, None)
+    return found.json() if json else found
 
   def compile(self) -> Compiled:
     """Assembles.
@@ -309,8 +312,16 @@ class Compiled:
   def _sass(self) -> str:
     return sass(self.cubin)
 
-  def report(self, *, json: bool = False) -> str:
-    return make_report(self.lowered.lowering, self.cubin).text(json)
+  @overload
+  def report(self, *, json: Literal[False] = False) -> Report: ...
+
+  @overload
+  def report(self, *, json: Literal[True]) -> str: ...
+
+  def report(self, *, json: bool = False) -> Report | str:
+    """As of `Lowered`, with registers and spills."""
+    found = make_report(self.lowered.lowering, self.cubin)
+    return found.json() if json else found
 
   def memory_analysis(self) -> dict[str, int]:
     """Registers per thread, spilled bytes per thread, shared memory bytes per CTA."""
@@ -320,7 +331,7 @@ class Compiled:
   def cost_analysis(self) -> dict[str, int]:
     """"flops" of the gemms, where an abstract number of trips counts for the fewest that are possible, and "bytes" of
     every operand read and every result written once; a result in place is both."""
-    return Report.cost(self.lowered.lowering.graph)
+    return cost(self.lowered.lowering.graph)
 
   def __call__(self, *args: Any) -> Any:
     """Runs on arrays of the shapes and dtypes that were traced; returns the flat list of results."""

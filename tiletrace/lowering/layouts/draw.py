@@ -18,8 +18,8 @@ def draw(layout: Layout, *, rows: int = 16, columns: int = 16) -> str:
     # T0:0 T0:1 T1:0 T1:1 T2:0 T2:1 T3:0 T3:1
     # T4:0 T4:1 T5:0 T5:1 T6:0 T6:1 T7:0 T7:1
   """
-  cells = _cells(layout)
   height, width = ([1, 1, *layout.shape])[-2:]
+  cells = _cells(layout, (1,) * max(0, layout.rank - 2) + (rows, columns)[2 - min(layout.rank, 2):])
   grid = [[cells.get((0,) * max(0, layout.rank - 2) + (i, j)[2 - min(layout.rank, 2):], ".")
            for j in range(min(width, columns))] for i in range(min(height, rows))]
   wide = max(len(cell) for line in grid for cell in line)
@@ -27,15 +27,15 @@ def draw(layout: Layout, *, rows: int = 16, columns: int = 16) -> str:
   return "\n".join(lines + (["..."] if height > rows else []))
 
 
-def _cells(layout: Layout) -> dict[tuple[int, ...], str]:
+def _cells(layout: Layout, corner: tuple[int, ...]) -> dict[tuple[int, ...], str]:
+  """The cell of each element below `corner`."""
   axes = layout.axes
   table = layout.table(axes)
+  drawn = np.all((table >= 0) & (table < np.minimum(corner, layout.valid)), axis=-1)
   first: dict[tuple[int, ...], str] = {}
   copies: set[tuple[int, ...]] = set()
-  for point in np.ndindex(*table.shape[:-1]):
+  for point in map(tuple, np.argwhere(drawn).tolist()):
     index = tuple(int(x) for x in table[point])
-    if any(x < 0 or x >= v for x, v in zip(index, layout.valid)):
-      continue
     if index in first:
       copies.add(index)
       continue

@@ -1,0 +1,190 @@
+"""The report of a compilation: for each operation how it is made and why not better, and what the kernel costs.
+
+Every number is derived from what was compiled: the scheduled program and its layouts, and what ptxas said.
+"""
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json as json_module
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tiletrace.core.graph import TileGraph, Var, walk
+from tiletrace.core.printer import Printer
+from tiletrace.core.source import Loc
+from tiletrace.core.types import Space, TileType
+from tiletrace.lowering import pipeline
+from tiletrace.lowering.assemble import Cubin
+from tiletrace.lowering.facts import Facts
+from tiletrace.lowering.layouts.draw import draw
+from tiletrace.lowering.layouts.relation import Layout
+from tiletrace.lowering.words import num_words
+from tiletrace.report.accesses import Access, Accesses
+from tiletrace.report.conversions import conversions
+from tiletrace.report.residency import occupancy, registers, shared_memory
+from tiletrace.report.sites import Site, sites
+from tiletrace.report.synchronisation import mbarriers, ordering
+from tiletrace.report.text import readable
+from tiletrace.report.work import roofline, work
+
+_DRAWN = 8      # rows and columns of a layout
+
+
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Report:
+  """What was decided and what it costs. `str()` is for people, `json()` and `data` are for programs.
+
+  `"stmatrix" in report` asks the text. docs/explanations.md has the fields.
+  """
+  data: dict[str, Any]
+
+  def __str__(self) -> str:
+    return readable(self.data)
+
+  __repr__ = __str__
+
+  def __contains__(self, text: str) -> bool:
+    return text in str(self)
+
+  def json(self) -> str:
+    """`data`, in the JSON format."""
+    return json_module.dumps(self.data, indent=2)
+
+
+def cost(graph: TileGraph) -> dict[str, int]:
+  """FLOPs of the gemms, where an abstract number of trips counts for the fewest that are possible, and bytes of every
+  input and output once."""
+  found = work(graph)
+  return {"flops": found.flops, "bytes": found.nbytes}
+
+
+def make_report(lowering: pipeline.Lowering, cubin: Cubin | None) -> Report:
+  """The report of a lowered (and, with a cubin, assembled) kernel."""
+  program, graph = lowering.program, lowering.graph
+  places = list(sites(program.graph.body, Facts(program.graph), program.threads, tiles=graph.options.persistent))
+  layouts = _Legend(lowering)
+  found, fills, ops = work(graph), occupancy(lowering, cubin), _ops(lowering, places, layouts)
+  data: dict[str, Any] = {
+      "kernel": graph.name, "source": graph.loc.short(), "target": lowering.target.name,
+      "grid": list(graph.options.grid), "threads": program.threads, "smem_bytes": program.smem_bytes,
+      "ops": ops,
+      "conversions": [{**c, "from": layouts.name(have), "to": layouts.name(want)}
+                      for c, have, want in conversions(lowering.selected)],
+      "layouts": layouts.data(),
+      "notes": list(program.notes),
+      "mbarriers": mbarriers(program, places), "ordering": ordering(places),
+      "shared_memory": shared_memory(lowering, places),
+      "registers": registers(lowering, places, cubin), "occupancy": fills,
+      "cost": cost(graph),
+      "work": {"tensor_flops": found.tensor_flops, "other_flops": found.other_flops, "bytes": found.nbytes,
+               "exact": found.exact, **_traffic(ops, fills["programs"])},
+      "roofline": roofline(found, lowering.target, fills["programs"]),
+      "seconds": {k: round(s, 6) for k, s in lowering.seconds.items()},
+  }
+  if cubin is not None:
+    data["assembled"] = {"registers": cubin.registers, "spill_stores": cubin.spill_stores,
+                         "spill_loads": cubin.spill_loads, "warnings": list(cubin.warnings)}
+  return Report(data)
+
+
+def _traffic(ops: Iterable[dict[str, Any]], programs: int) -> dict[str, int]:
+  """What all programs ask global memory for, in bytes, and wavefronts of their threads in shared memory: of what runs
+  in every program, branches and loops whose trips are not known left out."""
+  total: collections.Counter[str] = collections.Counter()
+  for op in ops:
+    for a in filter(lambda a: a["exact"], op["accesses"]):
+      times = op["count"] * a["count"] * a["trips"] * programs
+      if a["space"] == "global":
+        total["stored_bytes" if a["stores"] else "loaded_bytes"] += times * a["nbytes"]
+      elif a["wavefronts"] is not None:
+        total["wavefronts"] += times * a["wavefronts"]
+        total["least_wavefronts"] += times * a["least_wavefronts"]
+  return {k: total[k] for k in ("loaded_bytes", "stored_bytes", "wavefronts", "least_wavefronts")}
+
+
+class _Legend:
+  """Names of layouts, as the text of the schedule numbers them, and whose they are."""
+
+  def __init__(self, lowering: pipeline.Lowering):
+    program = lowering.program
+    printer = Printer(program.graph)
+    self.variables = {v: v.hint or name for v, name in printer.names.items()}
+    self._names: dict[Layout, str] = {}
+    self._owners: dict[Layout, list[Var]] = {}
+    for var in printer.names:                 # in the order of binding, as pipeline.with_layouts numbers them
+      if var in program.layouts:
+        self.name(program.layouts[var])
+        self._owners.setdefault(program.layouts[var], []).append(var)
+
+  def name(self, layout: Layout) -> str:
+    return self._names.setdefault(layout, f"L{len(self._names) + 1}")
+
+  def data(self) -> dict[str, Any]:
+    return {name: self._one(layout, self._owners.get(layout, [])) for layout, name in self._names.items()}
+
+  def _one(self, layout: Layout, owners: Sequence[Var]) -> dict[str, Any]:
+    shared = "off" in layout.axes
+    held = sorted({num_words(v.dtype, layout.extent("reg")) for v in owners}) if not shared else []
+    return {"layout": str(layout), "of": "shared memory" if shared else "registers", "shape": list(layout.shape),
+            "elements_per_thread": None if shared else layout.extent("reg"), "registers": held,
+            "warps": None if shared else layout.extent("warp"), "copies": layout.kernel().size,
+            "variables": list(dict.fromkeys(self.variables[v] for v in owners)),
+            "drawing": draw(layout, rows=_DRAWN, columns=_DRAWN).splitlines()}
+
+
+class _Became:
+  """What the operations of the traced kernel became in the scheduled program, by their place."""
+
+  def __init__(self, lowering: pipeline.Lowering, places: Iterable[Site], layouts: _Legend):
+    self._layouts = layouts
+    accesses = Accesses(lowering.program, layouts.variables)
+    self._of: dict[Loc, collections.Counter[tuple[Access, str, int, bool]]] = {}
+    for s in places:
+      for a in accesses.of(s):
+        self._of.setdefault(s.eqn.loc, collections.Counter())[a, str(s.role), s.trips, s.exact] += 1
+
+  def take(self, loc: Loc) -> list[dict[str, Any]]:
+    """The accesses of an operation, told once; alike ones are counted."""
+    found = self._of.pop(loc, None) or {}
+    return [{**{f.name: getattr(a, f.name) for f in dataclasses.fields(a)},
+             "layout": None if a.layout is None else self._layouts.name(a.layout),
+             "role": role, "trips": trips, "exact": exact, "count": n} for (a, role, trips, exact), n in found.items()]
+
+  def rest(self) -> list[tuple[Loc, list[dict[str, Any]]]]:
+    return [(loc, self.take(loc)) for loc in list(self._of)]
+
+
+def _ops(lowering: pipeline.Lowering, places: Iterable[Site], layouts: _Legend) -> list[dict[str, Any]]:
+  """Every operation of the kernel on tiles, in program order, with its variant and what it became; then what the
+  scheduler added without one."""
+  selected, became = lowering.selected, _Became(lowering, places, layouts)
+  choices = {c.loc: c for c in selected.choices}
+  out: list[dict[str, Any]] = []
+
+  def add(op: str, loc: Loc, layout: str | None = None) -> None:
+    choice = choices.get(loc)
+    choice = choice if choice is not None and op.startswith(choice.op) else None
+    out.append({"op": op, "line": loc.short(), "variant": choice.variant if choice is not None else None,
+                "declined": [{"variant": v, "reason": r} for v, r in (choice.declined if choice is not None else ())],
+                "layout": layout, "accesses": became.take(loc)})
+
+  for eqn in walk(selected.graph.body):
+    held = [selected.layouts[v] for v in eqn.outvars if v in selected.layouts and isinstance(v.type, TileType)]
+    if held or any(r.type.space is not Space.FRAGMENT for r in eqn.refs):
+      add(eqn.primitive.name, eqn.loc, layouts.name(held[0]) if held else None)
+  for loc, accesses in became.rest():
+    out.append({"op": "schedule", "line": loc.short(), "variant": None, "declined": [], "layout": None,
+                "accesses": accesses})
+  return _counted(out)
+
+
+def _counted(ops: list[dict[str, Any]]) -> list[dict[str, Any]]:
+  """Operations that are alike, as of a loop that Python unrolled, are one with a count."""
+  count: collections.Counter[str] = collections.Counter()
+  first: dict[str, dict[str, Any]] = {}
+  for op in ops:
+    key = json_module.dumps(op)
+    first.setdefault(key, op)
+    count[key] += 1
+  return [{**op, "count": count[key]} for key, op in first.items()]
