@@ -9,6 +9,7 @@ from tests.gpu import (  # noqa: F401  (they register)
   corpus_control,
   corpus_elementwise,
   corpus_gemm,
+  corpus_indexed,
   corpus_kernels,
   corpus_memory,
   corpus_narrow,
