@@ -256,6 +256,27 @@ def test_what_takes_a_tile_is_sent_to_the_producer_through_shared_memory():
   assert [len(lowered.as_text("schedule").split("alloc_barrier")) - 1 for lowered in (once, persistent)] == [3, 4]
 
 
+def test_the_producer_is_sent_what_it_uses_not_what_that_is_made_of():
+  def kernel(a, b, lens, c):
+    a_s, b_s = tt.alloc_shared((64, BK), a.dtype), tt.alloc_shared((BK, 64), b.dtype)
+    acc = tt.alloc_fragment((64, 64), F32)
+    acc[...] = 0
+    n = lens[...]                                        # over four warps: a sum is one of four parts
+    last = tt.sum(n) - tt.max(n) * 2 + tt.min(n)
+    for k in tt.pipelined(last, num_stages=2):
+      tt.copy(a.at[:, tt.block(k, BK)], a_s)
+      tt.copy(b.at[tt.block(k, BK), :], b_s)
+      tt.gemm(a_s, b_s, acc)
+    c[...] = acc[...]
+
+  a, b, _, _ = data()
+  lens = np.zeros(700, np.int32)
+  lens[[3, 333, 666]] = 1, 2, 2
+  lowered = lower(kernel, [a, b, lens], struct(64, 64))
+  assert notes(lowered).count("computed by the consumers and sent to the producer") == 1
+  assert_close(lowered.simulate(a, b, lens)[0], a[:, :BK].astype(np.float64) @ b[:BK].astype(np.float64), "gemm")
+
+
 def test_what_consumers_compute_in_a_loop_keeps_the_copies_with_them():
   def kernel(a, b, y):
     a_s, b_s = tt.alloc_shared((64, BK), a.dtype), tt.alloc_shared((BK, 64), b.dtype)

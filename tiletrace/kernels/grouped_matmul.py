@@ -32,13 +32,14 @@ def grouped_matmul_kernel(x, w, sizes, y, *, transpose_w, bm, bn, bk, num_stages
   with tt.when(g < groups) as owned:
     end, rows = tt.take(last_row, g), tt.take(size, g)
     within = t - (tt.take(last_tile, g) - tt.cdiv(rows, bm))
+    first = end - rows + within * bm                       # before the loop: the producer is sent one number
     x_s = tt.alloc_shared((bm, bk), x.dtype)
     w_s = tt.alloc_shared((bn, bk) if transpose_w else (bk, bn), w.dtype)
     acc = tt.alloc_fragment((bm, bn), jnp.float32)
     acc[...] = 0
     for k in tt.pipelined(tt.cdiv(x.shape[1], bk), num_stages=num_stages):
       inner = tt.block(k, bk)
-      tt.copy(x.at[tt.ds(end - rows + within * bm, bm), inner], x_s)
+      tt.copy(x.at[tt.ds(first, bm), inner], x_s)
       tt.copy(w.at[g, cols, inner] if transpose_w else w.at[g, inner, cols], w_s)
       tt.gemm(x_s, w_s.T if transpose_w else w_s, acc)
     y.at[tt.ds(end - rows, rows), :][tt.block(within, bm), cols] = acc[...].astype(y.dtype)

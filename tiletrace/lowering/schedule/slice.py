@@ -37,17 +37,19 @@ class Slice:
     self._by: dict[Var, tuple[Eqn, int | None]] = {}        # what binds a variable; the position, where that is carried
     self._around: dict[Eqn, tuple[Eqn, ...]] = {}
     self._kept: dict[Eqn, set[int]] = {}                    # control flow, and the positions that are needed
-    self._needed: set[Var] = set()
+    self._needed: dict[Var, None] = {}                      # in no order but the same every time
+    self._users: dict[Var, set[Eqn]] = {}
     self._queue: list[Var] = []
     self.sent: dict[Var, Eqn] = {}
     self.refusal: str | None = None
     self._find(graph.body, ())
     for copy in self._copies:
-      self._need(a for ref in copy.refs for a in ref.dyn)
+      self._need((a for ref in copy.refs for a in ref.dyn), copy)
       for eqn in self._around[copy]:
         self._keep(eqn)
     while self._queue and self.refusal is None:
       self._demand(self._queue.pop())
+    self._send_fewer()
     self.block = self._slice(graph.body) if self.refusal is None else Block()
 
   # ---- what is needed
@@ -61,20 +63,22 @@ class Slice:
         self._by.update((v, (eqn, i if i >= 0 else None)) for i, v in enumerate(inner.invars, -skipped))
         self._find(inner, (*around, eqn))
 
-  def _need(self, atoms: Iterable[Atom]) -> None:
+  def _need(self, atoms: Iterable[Atom], user: Eqn) -> None:
     for a in atoms:
-      if isinstance(a, Var) and a not in self._needed and a in self._by and not isinstance(a.type, RefType):
-        self._needed.add(a)
-        self._queue.append(a)
+      if isinstance(a, Var) and a in self._by and not isinstance(a.type, RefType):
+        self._users.setdefault(a, set()).add(user)
+        if a not in self._needed:
+          self._needed[a] = None
+          self._queue.append(a)
 
   def _keep(self, eqn: Eqn) -> None:
     """What decides whether, and how often, the inside of an equation runs; and so for the equations around it."""
     if eqn in self._kept:
       return
     self._kept[eqn] = set()
-    self._need(_deciding(eqn))
+    self._need(_deciding(eqn), eqn)
     if eqn.primitive is control.while_loop_p:
-      self._need(eqn.blocks[0].outs)
+      self._need(eqn.blocks[0].outs, eqn)
     for outer in self._around[eqn]:
       self._keep(outer)
 
@@ -85,17 +89,46 @@ class Slice:
       self._keep(eqn)
       if position is not None:
         self._kept[eqn].add(position)
-        self._need(_carried(eqn, position))
+        self._need(_carried(eqn, position), eqn)
     elif self._is_own(eqn):
       for outer in self._around[eqn]:
         self._keep(outer)
-      self._need(eqn.invars)
-    elif any(e.primitive in _LOOPS for e in self._around[eqn]):
+      self._need(eqn.invars, eqn)
+    elif self._in_loop(eqn):
       self._refuse(var, eqn)                  # it would wait for the consumers in each iteration, and not run ahead
     else:
       for outer in self._around[eqn]:
         self._keep(outer)
       self.sent[var] = eqn
+
+  def _in_loop(self, eqn: Eqn) -> bool:
+    return any(e.primitive in _LOOPS for e in self._around[eqn])
+
+  def _send_fewer(self) -> None:
+    """Instead of a scalar that the producer would use once, for another one, that other one is sent: the sum instead of
+    the parts of it that warps have left in shared memory, and the address instead of what it is made of."""
+    joined = True
+    while joined:
+      joined = False
+      for var in tuple(self._needed):
+        eqn, _ = self._by[var]
+        if var in self.sent or var not in self._needed or eqn.blocks or self._in_loop(eqn):
+          continue
+        if any(isinstance(a, Var) and a in self.sent and self._users[a] == {eqn} for a in eqn.invars):
+          self.sent[var], joined = eqn, True
+          self._no_longer(eqn)
+
+  def _no_longer(self, user: Eqn) -> None:
+    """The producer does not compute `user`, nor what it needs for that alone."""
+    for a in user.invars:
+      users = self._users.get(a, set()) if isinstance(a, Var) else set()
+      if isinstance(a, Var) and user in users:
+        users.discard(user)
+        eqn, _ = self._by[a]
+        if not users and not eqn.blocks:
+          del self._needed[a]
+          if self.sent.pop(a, None) is None:
+            self._no_longer(eqn)
 
   def _is_own(self, eqn: Eqn) -> bool:
     """The producer computes the equation itself: of scalars, and of arrays that the kernel only reads."""
