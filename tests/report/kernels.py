@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import tiletrace as tt
-from tests.lowering.kernels import BF16, F32, lower, matmul, struct
+from tests.lowering.kernels import BF16, F32, I32, lower, matmul, struct
 from tiletrace.layout import S, lane, reg, warp
 from tiletrace.lowering.layouts.fragment import blocked
 from tiletrace.lowering.layouts.shared import shared_layout
+from tiletrace.lowering.options import CompileOptions
 from tiletrace.stages import Lowered
 
 
@@ -60,6 +61,26 @@ def rows_kernel(x, y, *, columns):
   y[tt.block(tt.program_id(0), 8), :] = s[...] * 2
 
 
+def gather_kernel(x, idx, y, *, shared):
+  r = tt.block(tt.program_id(0), 16)
+  if shared:
+    s = tt.alloc_shared((16, x.shape[1]), x.dtype)
+    tt.copy(x.at[idx[r], :], s)
+    y[r, :] = s[...]
+  else:
+    y[idx[r], :] = x[idx[r], :]
+
+
+def mma_sync() -> Subject:
+  return gemm(64, 64, 64, bm=64, bn=64, bk=32, warpgroups=1, options=CompileOptions(force=(("gemm", "mma_sync"),)))
+
+
+def gather(shared: bool, columns: int = 64) -> Subject:
+  rng, x = np.random.default_rng(8), struct(64, columns)
+  return Subject(lower(gather_kernel, [x, struct(64, dtype=I32)], x, grid=4, static={"shared": shared}),
+                 (_array(rng, 64, columns, dtype=F32), rng.permutation(64).astype(I32)))
+
+
 def gemm(m: int = 256, n: int = 128, k: int = 192, **call: Any) -> Subject:
   rng = np.random.default_rng(1)
   return Subject(matmul(m, n, k, **call), (_array(rng, m, k), _array(rng, k, n)))
@@ -89,7 +110,9 @@ def rows(columns: int = 36) -> Subject:
 
 SUBJECTS = {"gemm": gemm, "one_warpgroup": lambda: gemm(bm=64, warpgroups=1), "softmax": softmax,
             "wide_rows": lambda: softmax(rows=1, columns=1008, warpgroups=2), "relayout": relayout,
-            "columns": columns, "rows": rows, "odd_rows": lambda: rows(35)}
+            "columns": columns, "rows": rows, "odd_rows": lambda: rows(35), "mma_sync": mma_sync,
+            "gather": lambda: gather(False), "gather_copy": lambda: gather(True),
+            "odd_gather_copy": lambda: gather(True, 35)}
 
 
 LANES = (S[(4, 32):(1 @ warp, 1 @ lane)], S[(4, (2, 16)):(1 @ warp, (1 @ lane, 2 @ lane))])

@@ -11,13 +11,22 @@ import numpy as np
 
 from tiletrace.core.graph import Eqn, RefOperand, Var
 from tiletrace.core.types import Space
-from tiletrace.lowering.emit.addressing import replicated_bits
 from tiletrace.lowering.facts import Facts
+from tiletrace.lowering.indexed import access_groups, index_columns, view_table
 from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.layouts.shared import recognise_swizzle
 from tiletrace.lowering.schedule.program import Program
 from tiletrace.lowering.shared_views import SharedPlace, shared_place
-from tiletrace.lowering.tables import coordinates, inside_view, shared_bytes, stmatrix_rows, widest_groups
+from tiletrace.lowering.tables import (
+  coordinates,
+  inside_view,
+  matrix_addresses,
+  matrix_rows,
+  replicated_bits,
+  shared_bytes,
+  stmatrix_rows,
+  widest_groups,
+)
 from tiletrace.lowering.tma_plan import TmaPlan, tma_plan
 from tiletrace.lowering.wgmma_plan import wgmma_plan
 from tiletrace.report.sites import WARP, Site
@@ -40,7 +49,8 @@ class Access:
     nbytes: that it moves.
     wavefronts, least_wavefronts: cycles of shared memory, and without bank conflicts; None where it is not threads
       that access it, or of global memory.
-    sectors, least_sectors: of 32 bytes in global memory, from an aligned start; None of shared memory and of TMA.
+    sectors, least_sectors: of 32 bytes in global memory, from an aligned start; None of shared memory, of TMA, and
+      where indices say which.
   """
   buffer: str
   space: str
@@ -71,7 +81,8 @@ class Accesses:
     """The accesses of an equation; none where it touches no memory, or in a way that has no table."""
     eqn = site.eqn
     found = {"load": self._load, "store": self._store, "copy": self._copy, "copy_async": self._copy_async,
-             "gemm_async": self._gemm}.get(eqn.primitive.name)
+             "gemm_async": self._gemm, "gather": self._gather, "scatter": self._scatter,
+             "gather_copy": self._gather_copy}.get(eqn.primitive.name)
     return found(eqn, site) if found is not None else []
 
   # ---- by operation
@@ -79,7 +90,7 @@ class Accesses:
   def _load(self, eqn: Eqn, site: Site) -> list[Access]:
     ref, layout = eqn.refs[0], self.layouts.get(eqn.outvars[0])
     if ref.type.space is Space.SHARED:
-      return [self._shared(ref, layout, site, "ld.shared")]
+      return [self._ldmatrix(ref, layout, site) or self._shared(ref, layout, site, "ld.shared")]
     if ref.type.space is Space.GLOBAL:
       return [self._global(ref, layout, eqn.params["vec"], site, "ld.global")]
     return []
@@ -126,7 +137,43 @@ class Accesses:
       return [Access(self.names[outside.root], "global", not loading, what, self.layouts[inside.root], None,
                      len(plan.parts) * times, nbytes)]
     layout, vec = eqn.params["layout"], eqn.params["vec"]
-    return [self._global(src, layout, vec, site, "cp.async"), self._cp_async_target(src, dst, layout, vec, site)]
+    first = _first_of_groups(_flat(src, layout, site.role.threads), vec)
+    return [self._global(src, layout, vec, site, "cp.async"), self._cp_async_target(dst, layout, first, vec, site)]
+
+  # At tiles of indices it depends on data which sectors are touched.
+
+  def _gather(self, eqn: Eqn, site: Site) -> list[Access]:
+    return [self._indexed(eqn, self.layouts[eqn.outvars[0]], site, "ld.global")[0]]
+
+  def _scatter(self, eqn: Eqn, site: Site) -> list[Access]:
+    value = eqn.values[0]
+    assert isinstance(value, Var)
+    return [self._indexed(eqn, self.layouts[value], site, "st.global")[0]]
+
+  def _gather_copy(self, eqn: Eqn, site: Site) -> list[Access]:
+    (index, *_), dst = eqn.values, eqn.refs[1]
+    assert isinstance(index, Var)
+    layout, vec = self.layouts[index], eqn.params["vec"]
+    if eqn.params["dispatch"] != "cp_async":
+      return [self._indexed(eqn, layout, site, "ld.global")[0], self._shared(dst, layout, site, "st.shared")]
+    access, first = self._indexed(eqn, layout, site, "cp.async")
+    return [access, self._cp_async_target(dst, layout, first, vec, site)]
+
+  def _indexed(self, eqn: Eqn, layout: Layout, site: Site, what: str) -> tuple[Access, list[int]]:
+    """The access, and the first register of each instruction (emit/indexed_access.py)."""
+    ref, vec, dims, threads = eqn.refs[0], eqn.params["vec"], eqn.params["dims"], site.role.threads
+    elements, item = coordinates(layout, threads), ref.type.dtype.itemsize
+    rank = len(ref.view.perm)
+    flat = _offsets(ref, view_table(elements, rank, dims))
+    groups = access_groups(elements, (flat[0] - flat[0, 0]) // item, index_columns(elements.shape[2], rank, dims), vec)
+    assert groups is not None, "the selection chose a width that the registers allow"
+    first = [g[0] for g in groups]
+    active = inside_view(elements, layout.valid)[:, first] & _acting(site)
+    if what != "ld.global":
+      active = active & (np.arange(threads)[:, None] & replicated_bits(elements) == 0)
+    acting = _by_warp(active)
+    return Access(self.names[ref.root], "global", what == "st.global", f"{what} {vec * item}, indexed", layout, vec,
+                  int(acting.any(axis=1).sum()), int(active.sum()) * vec * item), first
 
   def _gemm(self, eqn: Eqn, site: Site) -> list[Access]:
     """What tensor cores read of shared memory: every warpgroup its rows of A and its columns of B."""
@@ -173,11 +220,31 @@ class Accesses:
     rows = stmatrix_rows(shared_bytes(place, layout, site.role.threads, ref.type.dtype.itemsize))
     assert rows is not None, "the selection chose stmatrix"
     return self._in_banks(ref, "stmatrix.x4", layout, self._start(ref, place) + rows, _ROW,
-                          np.broadcast_to(_acting(site), rows.shape), _ROW // ref.type.dtype.itemsize)
+                          np.broadcast_to(_acting(site), rows.shape), 16 // ref.type.dtype.itemsize)
 
-  def _cp_async_target(self, src: RefOperand, dst: RefOperand, layout: Layout, vec: int, site: Site) -> Access:
-    item, place, threads = dst.type.dtype.itemsize, self._place(dst), site.role.threads
-    table, first = shared_bytes(place, layout, threads, item), _first_of_groups(_flat(src, layout, threads), vec)
+  def _ldmatrix(self, ref: RefOperand, layout: Layout | None, site: Site) -> Access | None:
+    """Where emit/memory.py takes it: rows of 16 bytes that a plain load would read 4 bytes at a time."""
+    item, threads, place = ref.type.dtype.itemsize, site.role.threads, self._place(ref)
+    if layout is None or site.elected is not None or place.alignment(item, self.facts) % _ROW:
+      return None
+    table = shared_bytes(place, layout, threads, item)
+    inside = inside_view(coordinates(layout, threads), ref.view.static_shape)
+    size, _ = widest_groups(table, item, inside, place.alignment(item, self.facts))
+    if size > 4 or not inside.all():
+      return None
+    for trans in (False, True):
+      starts = matrix_rows(table, item, trans=trans)
+      if starts is not None:
+        num = next(n for n in (4, 2, 1) if starts.shape[2] % n == 0)
+        rows = self._start(ref, place) + matrix_addresses(starts, num)
+        naming = np.broadcast_to(np.arange(threads)[:, None] % WARP < 8 * num, rows.shape)
+        return self._in_banks(ref, f"ldmatrix.x{num}{'.trans' if trans else ''}", layout, rows, _ROW, naming,
+                              4 * num // item)
+    return None
+
+  def _cp_async_target(self, dst: RefOperand, layout: Layout, first: list[int], vec: int, site: Site) -> Access:
+    item, place = dst.type.dtype.itemsize, self._place(dst)
+    table = shared_bytes(place, layout, site.role.threads, item)
     return self._in_banks(dst, f"cp.async {vec * item}", layout, self._start(dst, place) + table[:, first], vec * item,
                           self._storing(dst, layout, first, site), vec)
 
@@ -185,12 +252,11 @@ class Accesses:
                 active: np.ndarray, elements: int) -> Access:
     by_warp, acting = _by_warp(addresses), _by_warp(active)
     by_warp, acting = by_warp[acting.any(axis=1)], acting[acting.any(axis=1)]
-    loads = instruction.startswith("ld.shared")
-    waves = shared_wavefronts(by_warp, size, acting, loads=loads)
+    waves = shared_wavefronts(by_warp, size, acting, loads=instruction.startswith("ld.shared"))
     nbytes = acting.sum(axis=1) * size
     least = np.minimum(np.maximum(1, -(-nbytes // _PORT)), waves)
-    return Access(self.names[ref.root], "shared", not loads, instruction, layout, elements, len(by_warp),
-                  int(nbytes.sum()), int(waves.sum()), int(least.sum()))
+    return Access(self.names[ref.root], "shared", not instruction.startswith("ld"), instruction, layout, elements,
+                  len(by_warp), int(nbytes.sum()), int(waves.sum()), int(least.sum()))
 
   # ---- global memory
 
@@ -228,8 +294,12 @@ def _flat(ref: RefOperand, layout: Layout | None, threads: int) -> np.ndarray:
   """Bytes of each (thread, register) from the view's start in global memory."""
   if layout is None:
     return np.zeros((threads, 1), np.int64)
-  item, shape = ref.type.dtype.itemsize, ref.type.shape
-  table = coordinates(layout, threads).astype(np.int64)
+  return _offsets(ref, coordinates(layout, threads))
+
+
+def _offsets(ref: RefOperand, table: np.ndarray) -> np.ndarray:
+  """Bytes from a view's start of its elements `table` [threads, registers, rank]."""
+  item, shape, table = ref.type.dtype.itemsize, ref.type.shape, table.astype(np.int64)
   scale = [ref.view.dims[p].stride * math.prod(shape[p + 1:]) * item for p in ref.view.perm]
   return (table * np.asarray(scale, np.int64)).sum(-1) if scale else np.zeros(table.shape[:2], np.int64)
 
