@@ -21,7 +21,7 @@ rng = np.random.default_rng(3)
 ATOMICS = {op: getattr(tt, f"atomic_{op}") for op in OPS if op != "cas"}
 NUMPY = {"add": np.add, "max": np.maximum, "min": np.minimum, "and": np.bitwise_and, "or": np.bitwise_or,
          "xor": np.bitwise_xor, "exchange": lambda old, v: v}
-DTYPES = {"add": (I32, U32, F32, F16, BF16), "max": (I32, U32), "min": (I32, U32), "exchange": (I32, U32, F32),
+DTYPES = {"add": (I32, U32, F32, F16, BF16), **dict.fromkeys(("max", "min", "exchange"), (I32, U32, F32)),
           **dict.fromkeys(("and", "or", "xor"), (I32, U32))}
 PAIRS = [(op, d) for op, ds in DTYPES.items() for d in ds]
 
@@ -147,6 +147,20 @@ def test_a_histogram_counts_every_element():
   np.testing.assert_array_equal(xla[0], want)
 
 
+def test_extrema_of_floats_are_right_for_every_pair_of_signs():
+  v = np.array([0.5, -0.5, 3, -3, np.inf, -np.inf, 1e-40, -1e-40, 2, -2], F32)
+  a, x = (np.ascontiguousarray(m.ravel()) for m in np.meshgrid(v, v))
+
+  def kernel(a, b, x, high, low, old):
+    tt.atomic_max(high.at[...], x[...])
+    old[...] = tt.atomic_min(low.at[...], x[...])
+
+  call = tt.tile_call(kernel, (struct(100),) * 3, grid=1, input_output_aliases={0: 0, 1: 1})
+  _, sim, _ = both(call, (a, a, x))
+  for got, want in zip(sim, (np.maximum(a, x), np.minimum(a, x), a), strict=True):
+    np.testing.assert_array_equal(got, want)
+
+
 @pytest.mark.parametrize("dtype", [I32, U32, F32])
 def test_cas_stores_where_the_bits_are_equal(dtype):
   def kernel(a, x, y, o, old):
@@ -178,6 +192,26 @@ def test_masks_and_edges_leave_elements_alone():
   for got in (sim, xla):
     np.testing.assert_array_equal(got[0], want)
     assert got[1].tolist() == [5, 0, 0, 8, 0, 0, 11] + [0] * 9
+
+
+def test_sums_in_a_loop_need_no_syncs_but_what_reads_them_does():
+  def kernel(zero, x, o, y):
+    for k in tt.range(4):
+      tt.atomic_add(o.at[x[tt.block(k, 128)]], 1)
+      tt.atomic_add(o.at[3], k)
+
+  def reading(zero, x, o, y):
+    kernel(zero, x, o, y)
+    y[...] = o[...]
+
+  structs = [struct(64, dtype=I32), struct(512, dtype=I32)]
+  for f, syncs in ((kernel, 0), (reading, 1)):
+    def both_outputs(zero, x, o, y, f=f):
+      y[...] = 0
+      f(zero, x, o, y)
+
+    lowered = lower(both_outputs, structs, (struct(64, dtype=I32),) * 2, input_output_aliases={0: 0})
+    assert (count(lowered, "bar.sync") > 0) == bool(syncs)
 
 
 def test_order_and_scope_are_in_the_instruction():
@@ -216,7 +250,7 @@ def test_a_sum_over_a_loop_needs_no_zeroing_between_programs():
 
 @pytest.mark.parametrize(("f", "message"), [
   (lambda x, y: tt.atomic_add(x.at[...], 1.0), "atomic_add to 'x', which is an input"),
-  (lambda x, y: tt.atomic_max(y.at[...], 1.0), "atomic_max of f32: the hardware has it for i32, u32"),
+  (lambda x, y: tt.atomic_and(y.at[...], 1.0), "atomic_and of f32: the hardware has it for i32, u32"),
   (lambda x, y: tt.atomic_add(tt.alloc_shared((8,), F32), 1.0), "only global memory has atomics here"),
   (lambda x, y: tt.atomic_add(y[...], 1.0), r"atomic_add: ref is f32\[8\], not a reference"),
   (lambda x, y: tt.atomic_add(y.at[...], tt.arange(8)), "atomic_add of i32 into y"),

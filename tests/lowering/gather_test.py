@@ -145,6 +145,24 @@ def test_vmap_gathers_in_each_example():
   np.testing.assert_array_equal(got, np.take_along_axis(x, idx[:, :, None], 1))
 
 
+def test_scatters_of_two_iterations_are_ordered():
+  """Another thread may store to the same row."""
+  def kernel(idx, y):
+    for k in tt.range(3):
+      y[idx[tt.block(k, 32)], :] = tt.zeros((32, 8)) + k
+
+  idx = np.concatenate([rng.permutation(40)[:32] for _ in range(3)]).astype(I32)
+  want = np.zeros((40, 8), F32)
+  for k in range(3):
+    want[idx[32 * k:32 * k + 32]] = k
+  written = np.isin(np.arange(40), idx)
+  call = tt.tile_call(kernel, struct(40, 8), grid=1)
+  lowered = call.lower(idx)
+  (got,) = simulated.run(lowered, Case(call, (idx,), (), "exact"))
+  np.testing.assert_array_equal(got[written], want[written])
+  assert count(lowered, "bar.sync") > 0
+
+
 def test_gathers_feed_a_gemm():
   def kernel(x, idx, w, y):
     a, b = tt.alloc_shared((64, 64), x.dtype), tt.alloc_shared((64, 64), w.dtype)

@@ -1,10 +1,12 @@
 """Global memory that several threads of a program access in an order that matters."""
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 from tiletrace.core.effects import Access, RefEffect
 from tiletrace.core.graph import Block, Eqn, RefOperand, TileGraph, Var
+from tiletrace.core.ops.atomic import atomic_p
 from tiletrace.core.rules import effects
 from tiletrace.core.types import Dyn, Space
 from tiletrace.lowering.facts import Facts
@@ -12,15 +14,32 @@ from tiletrace.lowering.facts import Facts
 _LOOPS = frozenset({"for_loop", "while_loop"})
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Use:
+  """An access of a global array.
+
+  Attributes:
+    looped: it stands in a loop.
+    moves: two iterations may access an element in different threads: it is at tiles of indices.
+    commutes: the name of an atomic operation without a result, None of anything else.
+  """
+  ref: RefOperand
+  written: bool
+  looped: bool
+  moves: bool
+  commutes: str | None
+
+
 def unordered(graph: TileGraph, facts: Facts) -> frozenset[Var]:
   """The global arrays where one thread's access may have to follow another thread's: written, and accessed again where
-  the two views are not known to be apart. Programs of one grid are never ordered."""
-  found: dict[Var, list[tuple[RefOperand, bool, bool]]] = {}  # (view, written, in a loop)
+  the two views are not known to be apart. Programs of one grid are never ordered, nor are atomic operations of one kind
+  whose results nobody needs."""
+  found: dict[Var, list[_Use]] = {}
 
   def visit(block: Block, looped: bool) -> None:
     for eqn in block.eqns:
-      for ref, written in _accesses(eqn):
-        found.setdefault(ref.root, []).append((ref, written, looped))
+      for use in _uses(eqn, looped):
+        found.setdefault(use.ref.root, []).append(use)
       for inner in eqn.blocks:
         visit(inner, looped or eqn.primitive.name in _LOOPS)
 
@@ -28,17 +47,20 @@ def unordered(graph: TileGraph, facts: Facts) -> frozenset[Var]:
   return frozenset(root for root, uses in found.items() if _ordered(uses, facts))
 
 
-def _accesses(eqn: Eqn) -> list[tuple[RefOperand, bool]]:
+def _uses(eqn: Eqn, looped: bool) -> list[_Use]:
   if eqn.blocks:
     return []
-  return [(eqn.refs[e.operand], e.access is Access.WRITE) for e in effects(eqn)
-          if isinstance(e, RefEffect) and eqn.refs[e.operand].type.space is Space.GLOBAL]
+  commutes = eqn.params["op"] if eqn.primitive is atomic_p and not eqn.outvars else None
+  return [_Use(eqn.refs[e.operand], e.access is Access.WRITE, looped, bool(eqn.params.get("dims")), commutes)
+          for e in effects(eqn) if isinstance(e, RefEffect) and eqn.refs[e.operand].type.space is Space.GLOBAL]
 
 
-def _ordered(uses: list[tuple[RefOperand, bool, bool]], facts: Facts) -> bool:
-  if any(written and looped and not _returns_to_its_blocks(ref, facts) for ref, written, looped in uses):
+def _ordered(uses: list[_Use], facts: Facts) -> bool:
+  if len({u.commutes for u in uses}) == 1 and uses[0].commutes not in (None, "exchange", "cas"):
+    return False
+  if any(u.written and u.looped and (u.moves or not _returns_to_its_blocks(u.ref, facts)) for u in uses):
     return True
-  return any((a[1] or b[1]) and not apart(a[0], b[0]) for a, b in itertools.combinations(uses, 2))
+  return any((a.written or b.written) and not apart(a.ref, b.ref) for a, b in itertools.combinations(uses, 2))
 
 
 def _returns_to_its_blocks(ref: RefOperand, facts: Facts) -> bool:

@@ -27,9 +27,9 @@ atomic_to_shared_p = Primitive("atomic_to_shared", level=0)
 
 OPS = ("add", "max", "min", "and", "or", "xor", "exchange", "cas")
 SEMANTICS, SCOPES = ("relaxed", "acquire", "release", "acq_rel"), ("cta", "cluster", "gpu", "sys")
-_TYPES = {  # PTX ISA 9.7.13, atom; max and min of floats are no instruction
+_TYPES = {  # PTX ISA 9.7.13, atom; max and min of f32 are made of those of integers
   "add": (dtypes.i32, dtypes.u32, dtypes.f32, dtypes.f16, dtypes.bf16),
-  **dict.fromkeys(("max", "min"), (dtypes.i32, dtypes.u32)),
+  **dict.fromkeys(("max", "min"), (dtypes.i32, dtypes.u32, dtypes.f32)),
   **dict.fromkeys(("and", "or", "xor", "exchange", "cas"), (dtypes.i32, dtypes.u32)),
 }
 _TYPES["exchange"] = _TYPES["cas"] = (dtypes.i32, dtypes.u32, dtypes.f32)
@@ -132,12 +132,12 @@ def atomic_add(ref: Any, value: Any, *, mask: Any = None, sem: str = "relaxed", 
 
 
 def atomic_max(ref: Any, value: Any, *, mask: Any = None, sem: str = "relaxed", scope: str = "gpu") -> Tile:
-  """The larger of each element and `value`, of i32 or u32; see `atomic_add`."""
+  """The larger of each element and `value`, of i32, u32 or f32 (numbers: NaN may win or lose); see `atomic_add`."""
   return _atomic("max", ref, (value,), mask, sem, scope)
 
 
 def atomic_min(ref: Any, value: Any, *, mask: Any = None, sem: str = "relaxed", scope: str = "gpu") -> Tile:
-  """The smaller of each element and `value`, of i32 or u32; see `atomic_add`."""
+  """The smaller of each element and `value`, of i32, u32 or f32 (numbers: NaN may win or lose); see `atomic_add`."""
   return _atomic("min", ref, (value,), mask, sem, scope)
 
 

@@ -9,7 +9,9 @@ from tiletrace.core import dtypes
 from tiletrace.core.errors import LoweringError
 from tiletrace.core.graph import Eqn, Var
 from tiletrace.core.ops import atomic as ops, gather as indexing
+from tiletrace.lowering.emit.addressing import both
 from tiletrace.lowering.emit.context import EmitContext, emit_rules
+from tiletrace.lowering.emit.floats import bits
 from tiletrace.lowering.emit.global_access import GlobalAccess
 from tiletrace.lowering.emit.indexed_access import IndexedAccess
 from tiletrace.lowering.emit.memory import collect, mask_of, scatter
@@ -80,7 +82,10 @@ class _Atomic:
 
     def red(i: int, regs, kind) -> None:
       address, pred = self.at(groups[i])
-      if self.dtype in _HALVES:
+      if self.of_floats:
+        for op, type_, value, p in self._as_integers(regs, pred):
+          self.ctx.b(isa.RED, address, value, pred=p, op=op, type=type_, space="global", **self.order)
+      elif self.dtype in _HALVES:
         type_ = _HALVES[self.dtype] + ("x2" if size == 4 else "")
         self.ctx.b(isa.RED_HALF, address, regs, pred=pred, type=type_, **self.order)
       elif kind.get("vec"):
@@ -89,6 +94,22 @@ class _Atomic:
         self.ctx.b(isa.RED, address, regs, pred=pred, op=self.op, type=self._type(), space="global", **self.order)
 
     scatter(self.ctx, self.values[0], groups, size, red)
+
+  @property
+  def of_floats(self) -> bool:
+    return self.op in ("max", "min") and self.dtype == dtypes.f32
+
+  def _as_integers(self, x: Operand, pred: Reg | None) -> list[tuple[str, str, Reg, Reg]]:
+    """max or min of f32 as (op, type, value, predicate): non-negative numbers are ordered as their bits are, signed;
+    negative ones the other way round, unsigned, and above the others."""
+    b = self.ctx.b
+    assert isinstance(x, Reg)
+    word = bits(b, x)
+    negative = b.new(isa.SETP, word, 0, cmp="lt", type="s32")
+    positive = b.new(isa.NOT, negative, type="pred")
+    other = "min" if self.op == "max" else "max"
+    parts = ((self.op, "s32", positive), (other, "u32", negative))
+    return [(op, type_, word, both(b, p, pred)) for op, type_, p in parts]    # type: ignore[misc]
 
   def _type(self) -> str:
     if self.op in ("and", "or", "xor", "exchange", "cas"):
@@ -104,7 +125,12 @@ class _Atomic:
     def atom(i: int, out: Reg, kind) -> None:
       address, pred = self.at(groups[i])
       values = [p[kept[i]] for p in parts]
-      if self.dtype in _HALVES:
+      if self.of_floats:
+        old = self.ctx.b.new(isa.MOV, 0, type="b32")
+        for op, type_, value, p in self._as_integers(values[0], pred):
+          self.ctx.b(isa.ATOM, old, address, value, pred=p, op=op, type=type_, space="global", **self.order)
+        self.ctx.b(isa.MOV, out, old, type="b32")
+      elif self.dtype in _HALVES:
         self.ctx.b(isa.ATOM_HALF, out, address, *values, pred=pred, type=_HALVES[self.dtype], **self.order)
       elif self.op == "cas":
         self.ctx.b(isa.ATOM_CAS, out, address, *values, pred=pred, type="b32", space="global", **self.order)

@@ -83,7 +83,7 @@ def _atomic(m: Machine, eqn: Eqn) -> Sequence[jax.Array]:
 
 
 def _changed(op: str, old: jax.Array, values: Sequence[jax.Array]) -> jax.Array:
-  if op != "add" and is_float(np.dtype(old.dtype)):             # of their bits
+  if op in ("exchange", "cas") and is_float(np.dtype(old.dtype)):             # of their bits
     bits = np.dtype(f"uint{old.dtype.itemsize * 8}")
     old, *values = (lax.bitcast_convert_type(x, bits) for x in (old, *values))
     return lax.bitcast_convert_type(atomics.apply(op, old, tuple(values), jnp.where), np.float32)
