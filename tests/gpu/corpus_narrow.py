@@ -118,14 +118,18 @@ def product_kernel(a, b, c, *, bm, bn, bk, acc, registers, policy):
   c[tt.block(i, bm), tt.block(j, bn)] = sums[...].astype(c.dtype)
 
 
+def as_seen(x: np.ndarray) -> np.ndarray:
+  """An operand as the tensor core sees it: f32 without the low 13 bits."""
+  return (x.view(np.uint32) & np.uint32(0xFFFF_E000)).view(F32) if x.dtype == F32 else x
+
+
 def product(rng, a, b, *, acc, kind, m=200, n=72, k=272, bm=128, bn=64, bk=None, registers=False, policy=None,
             warpgroups=2, to=None) -> Case:
   x, w = numbers(rng, m, k, dtype=a), numbers(rng, n, k, dtype=b)
   bk = bk or 128 // x.dtype.itemsize
   kernel = functools.partial(product_kernel, bm=bm, bn=bn, bk=bk, acc=acc, registers=registers, policy=policy)
   call = tt.tile_call(kernel, out(((m, n), to or acc)), grid=(tt.cdiv(m, bm), tt.cdiv(n, bn)), warpgroups=warpgroups)
-  seen = [f64((v.view(np.uint32) & np.uint32(0xFFFF_E000)).view(np.float32)) if a == "f32" else f64(v) for v in (x, w)]
-  want = seen[0] @ seen[1].T
+  want = f64(as_seen(x)) @ f64(as_seen(w)).T
   return Case(call, (x, w), (want.astype(np.int32) if acc == np.int32 else want,), kind)
 
 
@@ -301,3 +305,25 @@ def few_rows_with_registers(rng, warpgroups):
 @case(form=("nn", "tn", "tt"))
 def few_rows_of_every_form(rng, form):
   return matmul(rng, 70, 136, 200, bm=32, bn=40, form=form)
+
+
+def gathered_kernel(a, b, c):
+  """B is [K, N] as it is stored, which wgmma cannot read of 8-bit and f32 operands."""
+  a_s = tt.alloc_shared((64, 64), a.dtype)
+  b_s = tt.alloc_shared((64, 32), b.dtype)
+  acc = tt.alloc_fragment((64, 32), np.int32 if a.dtype == np.int8 else F32)
+  acc[...] = 0
+  for k in tt.pipelined(a.shape[1] // 64, num_stages=2):
+    tt.copy(a.at[:, tt.block(k, 64)], a_s)
+    tt.copy(b.at[tt.block(k, 64), :], b_s)
+    tt.gemm(a_s, b_s, acc, dispatch="mma_sync", precision="tf32" if a.dtype == F32 else None)
+  c[...] = acc[...]
+
+
+@case(dtype=("e4m3", "i8", "f32"))
+def operands_gathered_element_by_element(rng, dtype):
+  a, b = numbers(rng, 64, 192, dtype=dtype), numbers(rng, 192, 32, dtype=dtype)
+  kind, acc = {"e4m3": ("f8_gemm", F32), "i8": ("exact", np.int32), "f32": ("gemm", F32)}[dtype]
+  left, right = (f64(as_seen(x)) for x in (a, b))
+  call = tt.tile_call(gathered_kernel, out(((64, 32), acc)), grid=1)
+  return Case(call, (a, b), ((left @ right).astype(acc if dtype == "i8" else np.float64),), kind)

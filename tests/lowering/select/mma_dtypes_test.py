@@ -56,6 +56,7 @@ def test_an_operand_that_is_contiguous_along_n_is_refused_with_the_remedy(dtype,
   assert f"gemm reads B of {name} along k only, for wgmma transposes nothing but 16-bit types" in said
   assert "the array copied to b_s is contiguous along n" in said and "b_s is allocated at" in said
   assert "store the array as [n, k], allocate the buffer so, and pass b_s.T" in said and "tt.gemm(a_s, b_s" in said
+  assert 'or dispatch="mma_sync", which gathers the operand element by element' in said
 
 
 def test_a_left_operand_that_is_contiguous_along_m_is_refused():

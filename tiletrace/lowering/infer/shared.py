@@ -72,7 +72,8 @@ def _contiguous(alloc: Eqn, uses: list[_Use]) -> int:
     raise LayoutError(f"gemm reads {gemm.role} of {dtype} along k only, for wgmma transposes nothing but 16-bit types, "
                       f"and the array copied to {name} is contiguous along {'mn'[gemm.role == 'B']}", loc=gemm.eqn.loc,
                       also=(f"{name} is allocated at", alloc.loc),
-                      hint=f"store the array as {stored[0]}, allocate the buffer so, and pass {stored[1]}")
+                      hint=f"store the array as {stored[0]}, allocate the buffer so, and pass {stored[1]}; or "
+                           'dispatch="mma_sync", which gathers the operand element by element')
   if copied is None:
     return len(alloc.outvars[0].type.shape) - 1 if needed is None else needed  # type: ignore[union-attr]
   return copied
