@@ -76,8 +76,10 @@ def _atomic(m: Machine, eqn: Eqn) -> Sequence[jax.Array]:
     m.store(ref, _changed(op, old, values), *map(m.read, mask))
     return [old] if eqn.outvars else []
   places = _Places(m, ref, eqn.params["dims"], indices, mask)
-  before = m.load(ref, 0).reshape(-1)
-  after, old = _one_by_one(op, before, [v.reshape(-1) for v in values], places)
+  before, flat = m.load(ref, 0).reshape(-1), [v.reshape(-1) for v in values]
+  after, old = _one_by_one(op, before, flat, places)
+  if op in ("add", "max", "min") and before.dtype.itemsize == 4:         # a scatter: XLA drops the loop without results
+    after = getattr(before.at[places.dropped.reshape(-1)], op)(flat[0], mode="drop")
   m.store(ref, after.reshape(places.shape))
   return [old.reshape(values[0].shape)] if eqn.outvars else []
 
