@@ -39,9 +39,9 @@ def scaled_matmul_kernel(x, w, x_scale, w_scale, y, *, scaling, fast, bm, bn, bk
     tt.copy(w.at[cols, tt.block(k, bk)], w_s)
     if scaling == "block":
       tt.copy(x_scale.at[k, rows], of_x)
-      scale = of_x[...] * of_w[...]
-      of_w[...] = w_scale[j * bn // BLOCK, tt.ds(k + 1, 1)]       # on its way while the product is made
       tt.gemm(x_s, w_s.T, part, accumulate=False)
+      scale = of_x[...] * of_w[...]                               # while the product is made
+      of_w[...] = w_scale[j * bn // BLOCK, tt.ds(k + 1, 1)]       # on its way until the next block
       total[...] += part[...] * scale[:, None]
     elif fast:
       tt.gemm(x_s, w_s.T, total)
