@@ -135,3 +135,14 @@ def test_parts_that_start_where_no_instruction_can_are_refused(start, said):
   with pytest.raises(LayoutError) as e:
     lower(kernel, [struct(64, 64, dtype=BF16), struct(64, 64, dtype=BF16)], struct(64, 64))
   assert said in str(e.value) and "a gemm's parts start at multiples of 8 rows" in str(e.value)
+
+
+@pytest.mark.parametrize(("dtype", "acc", "widths"), [
+  (BF16, F32, (24, 40, 112, 176, 232)), (E4M3, F32, (24, 40, 112, 200, 248)), (I8, I32, (8, 24, 48, 112, 240)),
+], ids=["bf16", "e4m3", "i8"])
+def test_any_legal_width_is_one_instruction(dtype, acc, widths):
+  depth = 32 // np.dtype(dtype).itemsize
+  for n in widths:
+    lowered = product(dtype, dtype, acc, bn=n)
+    assert count(lowered, rf"wgmma.mma_async.sync.aligned.m64n{n}k{depth}") == count(lowered, "wgmma.mma_async") == 4
+    assemble(lowered)
