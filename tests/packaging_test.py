@@ -75,7 +75,7 @@ def test_one_wheel_for_every_python_installs_and_works(source, tmp_path):
   assert wheel.name.split("-")[2:4] == ["py3", "none"]
   with zipfile.ZipFile(wheel) as archive:
     names = archive.namelist()
-  assert "tiletrace/ffi/libtiletrace_ffi.so" in names
+  assert {"tiletrace/ffi/libtiletrace_ffi.so", "tiletrace/report/page.html"} <= set(names)
   assert all(n.split("/")[0] == "tiletrace" or ".dist-info/" in n for n in names), names
   package, text = _doctor_in_a_fresh_environment(wheel, tmp_path / "environment")
   assert f"ok launcher   {package / 'ffi' / 'libtiletrace_ffi.so'}, attributes of version" in text

@@ -152,6 +152,7 @@ from tiletrace.core.ref import Ref, block, ds
 from tiletrace.core.tile import Tile
 from tiletrace.jaxpr import call_jax
 from tiletrace.lowering.options import CompileOptions
+from tiletrace.report.plot import plot_layout
 
 # Python's own names: reached through the module only, left out of __all__.
 range = _control.range_
@@ -172,7 +173,7 @@ __all__ = [
   "fori_loop", "full", "gemm", "gemm_async", "greater", "greater_equal", "hypot", "invert", "isfinite", "isinf",
   "isnan", "left_shift", "less", "less_equal", "load", "log", "log1p", "log2", "log10", "logaddexp", "logical_and",
   "logical_not", "logical_or", "logistic", "lookup", "maximum", "mean", "minimum", "mod", "mul_hi", "multiply",
-  "negative", "not_equal", "num_ctas", "num_programs", "ones", "parallel", "philox_4x32", "pipelined",
+  "negative", "not_equal", "num_ctas", "num_programs", "ones", "parallel", "philox_4x32", "pipelined", "plot_layout",
   "population_count", "power", "prod", "program_id", "random_bits", "random_uniform", "raster", "reciprocal",
   "reshape", "right_shift", "rsqrt", "sigmoid", "sign", "signbit", "silu", "sin", "sinh", "sqrt", "square", "store",
   "subtract", "switch", "swizzle", "sync", "take", "tan", "tanh", "tile_call", "transpose", "trunc", "wait_group",

@@ -7,28 +7,23 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json as json_module
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from tiletrace.core.graph import TileGraph, Var, walk
-from tiletrace.core.printer import Printer
+from tiletrace.core.graph import TileGraph, walk
 from tiletrace.core.source import Loc
 from tiletrace.core.types import Space, TileType
 from tiletrace.lowering import pipeline
 from tiletrace.lowering.assemble import Cubin
 from tiletrace.lowering.facts import Facts
-from tiletrace.lowering.layouts.draw import draw
-from tiletrace.lowering.layouts.relation import Layout
-from tiletrace.lowering.words import num_words
 from tiletrace.report.accesses import Access, Accesses
 from tiletrace.report.conversions import conversions
+from tiletrace.report.legend import Legend
 from tiletrace.report.residency import occupancy, registers, shared_memory
 from tiletrace.report.sites import Site, sites
 from tiletrace.report.synchronisation import mbarriers, ordering
 from tiletrace.report.text import readable
 from tiletrace.report.work import roofline, work
-
-_DRAWN = 8      # rows and columns of a layout
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
@@ -63,7 +58,7 @@ def make_report(lowering: pipeline.Lowering, cubin: Cubin | None) -> Report:
   """The report of a lowered (and, with a cubin, assembled) kernel."""
   program, graph = lowering.program, lowering.graph
   places = list(sites(program.graph.body, Facts(program.graph), program.threads, tiles=graph.options.persistent))
-  layouts = _Legend(lowering)
+  layouts = Legend(lowering)
   found, fills, ops = work(graph), occupancy(lowering, cubin), _ops(lowering, places, layouts)
   data: dict[str, Any] = {
       "kernel": graph.name, "source": graph.loc.short(), "target": lowering.target.name,
@@ -103,40 +98,10 @@ def _traffic(ops: Iterable[dict[str, Any]], programs: int) -> dict[str, int]:
   return {k: total[k] for k in ("loaded_bytes", "stored_bytes", "wavefronts", "least_wavefronts")}
 
 
-class _Legend:
-  """Names of layouts, as the text of the schedule numbers them, and whose they are."""
-
-  def __init__(self, lowering: pipeline.Lowering):
-    program = lowering.program
-    printer = Printer(program.graph)
-    self.variables = {v: v.hint or name for v, name in printer.names.items()}
-    self._names: dict[Layout, str] = {}
-    self._owners: dict[Layout, list[Var]] = {}
-    for var in printer.names:                 # in the order of binding, as pipeline.with_layouts numbers them
-      if var in program.layouts:
-        self.name(program.layouts[var])
-        self._owners.setdefault(program.layouts[var], []).append(var)
-
-  def name(self, layout: Layout) -> str:
-    return self._names.setdefault(layout, f"L{len(self._names) + 1}")
-
-  def data(self) -> dict[str, Any]:
-    return {name: self._one(layout, self._owners.get(layout, [])) for layout, name in self._names.items()}
-
-  def _one(self, layout: Layout, owners: Sequence[Var]) -> dict[str, Any]:
-    shared = "off" in layout.axes
-    held = sorted({num_words(v.dtype, layout.extent("reg")) for v in owners}) if not shared else []
-    return {"layout": str(layout), "of": "shared memory" if shared else "registers", "shape": list(layout.shape),
-            "elements_per_thread": None if shared else layout.extent("reg"), "registers": held,
-            "warps": None if shared else layout.extent("warp"), "copies": layout.kernel().size,
-            "variables": list(dict.fromkeys(self.variables[v] for v in owners)),
-            "drawing": draw(layout, rows=_DRAWN, columns=_DRAWN).splitlines()}
-
-
 class _Became:
   """What the operations of the traced kernel became in the scheduled program, by their place."""
 
-  def __init__(self, lowering: pipeline.Lowering, places: Iterable[Site], layouts: _Legend):
+  def __init__(self, lowering: pipeline.Lowering, places: Iterable[Site], layouts: Legend):
     self._layouts = layouts
     accesses = Accesses(lowering.program, layouts.variables)
     self._of: dict[Loc, collections.Counter[tuple[Access, str, int, bool]]] = {}
@@ -155,7 +120,7 @@ class _Became:
     return [(loc, self.take(loc)) for loc in list(self._of)]
 
 
-def _ops(lowering: pipeline.Lowering, places: Iterable[Site], layouts: _Legend) -> list[dict[str, Any]]:
+def _ops(lowering: pipeline.Lowering, places: Iterable[Site], layouts: Legend) -> list[dict[str, Any]]:
   """Every operation of the kernel on tiles, in program order, with its variant and what it became; then what the
   scheduler added without one."""
   selected, became = lowering.selected, _Became(lowering, places, layouts)
