@@ -20,14 +20,16 @@ def rms_norm_kernel(x, gamma, residual, gate, y, h=None, *, rows, columns, eps, 
     v = x[r, cols].astype(jnp.float32)
     return v if residual is None else v + residual[r, cols].astype(jnp.float32)
 
+  narrow = y.dtype.itemsize == 2                           # then what 24 bits do is not seen
+
   def finish(v, scale, cols, gates):
     out = v * scale
     if gamma is not None:
       out = out * gamma[cols][None, :].astype(jnp.float32)
     if silu:
-      out = tt.silu(out)
+      out = tt.silu(out, approximate=narrow)
     if gates is not None:
-      out = out * tt.silu(gates.astype(jnp.float32))
+      out = out * tt.silu(gates.astype(jnp.float32), approximate=narrow)
     y[r, cols] = out.astype(y.dtype)
     if h is not None:
       h[r, cols] = v.astype(h.dtype)

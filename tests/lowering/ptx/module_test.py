@@ -85,6 +85,32 @@ def test_static_shared_variables_count_as_shared_memory():
   assert assemble(m.render(), "sm_90a").smem == 640
 
 
+@pytest.mark.parametrize(("row", "bound", "swapped"), [(isa.MIN, 1, 1), (isa.MIN, -3, 0), (isa.MAX, 3, 3)])
+def test_a_maximum_with_0_comes_before_the_bound_that_it_follows(row, bound, swapped):
+  """ptxas 13.0 made max(min(x, 1), 0), compared with 1, into a VIMNMX.RELU whose predicate is wrong on an H200."""
+  e = Module().entry("k", [], 32)
+  b = e.builder()
+  x = b.special("tid.x")
+  limited = b.new(row, x, bound, type="s32")
+  b.new(isa.MAX, limited, 0, type="s32")
+  first, second = list(e.instructions())[-2:]
+  assert first.text() == f"max.s32 {first.operands[0]}, {x}, 0;"
+  assert second.text().startswith(row.opcode) and second.operands[1:] == (first.operands[0], swapped)
+
+
+def test_a_maximum_with_0_stays_where_nothing_is_known_of_its_operand():
+  e = Module().entry("k", [], 32)
+  b = e.builder()
+  x, y = b.special("tid.x"), b.special("ctaid.x")
+  limited = b.new(isa.MIN, x, y, type="s32")
+  b.new(isa.MAX, limited, 0, type="s32")
+  narrow = b.new(isa.MIN, x, 1, type="s32")
+  b(isa.MOV, x, 7, type="b32")                             # min(x, 1) is of what x was
+  b.new(isa.MAX, narrow, 0, type="s32")
+  texts = [i.text() for i in e.instructions()]
+  assert [t for t in texts if t.startswith("max")] == [f"max.s32 %r3, {limited}, 0;", f"max.s32 %r5, {narrow}, 0;"]
+
+
 def test_registers_are_numbered_by_class_in_order_of_creation():
   b = Module().entry("k", [], 32).builder()
   made = [b.reg(cls) for cls in ("b32", "f32", "b32", "pred", "b64", "b16", "f64", "b32")]

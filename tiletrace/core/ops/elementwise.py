@@ -41,9 +41,11 @@ FLOAT = (
   "ceil")))
 # The instruction of a GPU alone.
 APPROXIMATE = (
-  exp_approx_p, exp2_approx_p, log_approx_p, log2_approx_p, sqrt_approx_p, tanh_approx_p, sin_approx_p, cos_approx_p,
+  exp_approx_p, exp2_approx_p, log_approx_p, log2_approx_p, sqrt_approx_p, tanh_approx_p, logistic_approx_p,
+  sin_approx_p, cos_approx_p,
 ) = tuple(map(Primitive, (
-  "exp_approx", "exp2_approx", "log_approx", "log2_approx", "sqrt_approx", "tanh_approx", "sin_approx", "cos_approx")))
+  "exp_approx", "exp2_approx", "log_approx", "log2_approx", "sqrt_approx", "tanh_approx", "logistic_approx",
+  "sin_approx", "cos_approx")))
 BITWISE = (and_p, or_p, xor_p, not_p) = tuple(map(Primitive, ("and", "or", "xor", "not")))
 SIGNED = (neg_p, abs_p, sign_p) = tuple(map(Primitive, ("neg", "abs", "sign")))
 COMPARISON = (eq_p, ne_p, lt_p, le_p, gt_p, ge_p) = tuple(map(Primitive, ("eq", "ne", "lt", "le", "gt", "ge")))
@@ -435,17 +437,22 @@ def tanh(x: Any, *, approximate: bool = False) -> Any:
   return _float(tanh_approx_p if approximate else tanh_p, "tanh", math.tanh, x)
 
 
-def sigmoid(x: Any) -> Any:
-  """1 / (1 + exp(-x)), also under jax.lax's name `logistic`."""
-  return _float(logistic_p, "sigmoid", lambda v: 0.5 * math.tanh(0.5 * v) + 0.5, x)
+def sigmoid(x: Any, *, approximate: bool = False) -> Any:
+  """1 / (1 + exp(-x)), also under jax.lax's name `logistic`.
+
+  Args:
+    approximate: by ex2.approx and rcp.approx, whose relative error is about |x| * 2**-24; subnormal results are 0.
+  """
+  primitive = logistic_approx_p if approximate else logistic_p
+  return _float(primitive, "sigmoid", lambda v: 0.5 * math.tanh(0.5 * v) + 0.5, x)
 
 
 logistic = sigmoid
 
 
-def silu(x: Any) -> Any:
-  """x * sigmoid(x)."""
-  return multiply(x, sigmoid(x))
+def silu(x: Any, *, approximate: bool = False) -> Any:
+  """x * sigmoid(x); `approximate` as in `sigmoid`."""
+  return multiply(x, sigmoid(x, approximate=approximate))
 
 
 def erf(x: Any) -> Any:

@@ -277,7 +277,7 @@ _APPROXIMATE: dict[Primitive, Callable[[Builder, Reg], Operand]] = {
     ew.log_approx_p: lambda b, x: mul(b, b.new(isa.LG2, x, ftz="ftz"), math.log(2)),
     ew.log2_approx_p: lambda b, x: b.new(isa.LG2, x, ftz="ftz"),
     ew.sqrt_approx_p: lambda b, x: b.new(isa.SQRT, x, ftz="ftz"),
-    ew.tanh_approx_p: lambda b, x: b.new(isa.TANH, x, type="f32"),
+    ew.tanh_approx_p: lambda b, x: b.new(isa.TANH, x, type="f32"), ew.logistic_approx_p: ex.logistic_approx,
     ew.sin_approx_p: lambda b, x: b.new(isa.SIN, x, ftz="ftz"),
     ew.cos_approx_p: lambda b, x: b.new(isa.COS, x, ftz="ftz"),
 }

@@ -102,6 +102,12 @@ def logistic(b: Builder, x: Reg) -> Reg:
   return b.new(isa.RCP, add(b, e, 1.0))
 
 
+def logistic_approx(b: Builder, x: Reg) -> Reg:
+  """The same of ex2.approx and rcp.approx without subnormal numbers: five instructions."""
+  e = b.new(isa.EX2, mul(b, x, -_LOG2E), ftz="ftz")
+  return b.new(isa.RCP, add(b, e, 1.0), ftz="ftz")
+
+
 # --- logarithms
 
 def _exponent(b: Builder, x: Reg) -> tuple[Reg, Reg]:

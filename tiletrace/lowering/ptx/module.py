@@ -29,6 +29,8 @@ from tiletrace.lowering.ptx.registers import (
   Symbol,
 )
 
+_LOOK_BACK = 16
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Param:
@@ -111,7 +113,26 @@ class Builder:
     form = _form(row, mods)
     if pred is not None and pred.cls != "pred":
       raise PtxError(f"{form}: the guard {pred} is no predicate")
-    self.entry.body.append(Inst(form, form.check(operands), pred, negate, self.loc))
+    inst = Inst(form, form.check(operands), pred, negate, self.loc)
+    if _is_relu(inst) and (bound := self._bounded(inst.operands[1])) is not None:
+      x, limit = bound.operands[1:]
+      tmp = self.reg("b32")
+      self.entry.body.append(Inst(form, (tmp, x, 0), pred, negate, self.loc))
+      inst = Inst(bound.form, (inst.operands[0], tmp, max(limit, 0)), pred, negate, self.loc)  # type: ignore[type-var]
+    self.entry.body.append(inst)
+
+  def _bounded(self, x: Any) -> Inst | None:
+    """The min or max with a literal that made a register's value a few instructions ago, of what is still there."""
+    redefined: set[Any] = set()
+    for item in self.entry.body[:-_LOOK_BACK:-1]:
+      if not isinstance(item, Inst):
+        return None
+      if x in item.writes():
+        bounds = item.form.row in (isa.MIN, isa.MAX) and item.form.mods.get("type") == "s32" and item.pred is None
+        whole = bounds and isinstance(item.operands[2], int) and isinstance(item.operands[1], Reg)
+        return item if whole and item.operands[1] not in redefined | {x} else None
+      redefined |= set(item.writes())
+    return None
 
   def new(self, row: Instr | Form, *operands: OperandLike, pred: Reg | None = None, negate: bool = False,
           **mods: str) -> Any:
@@ -165,6 +186,12 @@ class Builder:
       yield
     finally:
       self.loc = before
+
+
+def _is_relu(inst: Inst) -> bool:
+  """max(x, 0) of integers. After a min or max with a literal, ptxas (12.9 to 13.0 at least) makes one instruction of
+  both with a predicate for `== literal`, which two of its parts write: wrong. The other way round it does not."""
+  return inst.form.row is isa.MAX and inst.form.mods.get("type") == "s32" and inst.operands[2] == 0
 
 
 def _form(row: Instr | Form, mods: dict[str, str]) -> Form:

@@ -223,7 +223,8 @@ class _Finder:
       assert isinstance(total, Var)
       place = next((i for i, v in enumerate(scale.values) if self._is_total(v, combine.outvars[0])), -1)
       factor = scale.values[1 - place]
-      alike = not isinstance(factor, Var) or not factor.shape or self.layouts[factor] == self.layouts[out]
+      alike = not isinstance(factor, Var) or not factor.shape or (
+          not found.arranged and self.layouts[factor] == self.layouts[out])
       if place < 0 or self.uses[total] != 1 or not alike:
         return None
       total, found = scale.values[place], dataclasses.replace(found, scale=scale, factor=factor)

@@ -38,7 +38,8 @@ _FUNCTIONS: dict[Primitive, Callable[..., Any]] = {
   ops.rsqrt_p: lax.rsqrt, ops.tanh_p: lax.tanh, ops.logistic_p: lax.logistic, ops.erf_p: lax.erf,
   ops.sin_p: lax.sin, ops.cos_p: lax.cos,
   ops.exp_approx_p: lax.exp, ops.exp2_approx_p: lax.exp2, ops.log_approx_p: lax.log, ops.log2_approx_p: jnp.log2,
-  ops.sqrt_approx_p: lax.sqrt, ops.tanh_approx_p: lax.tanh, ops.sin_approx_p: lax.sin, ops.cos_approx_p: lax.cos,
+  ops.sqrt_approx_p: lax.sqrt, ops.tanh_approx_p: lax.tanh,
+  ops.logistic_approx_p: lax.logistic, ops.sin_approx_p: lax.sin, ops.cos_approx_p: lax.cos,
 }
 
 
