@@ -60,7 +60,8 @@ def attention_kernel(q, k, v, lengths, o, residual, *, tiling, rule):
   out, lse = attend(
       q.at[b, rows, n, :], lambda j: k.at[b, tt.block(j, tiling.bn), head, :],
       lambda j: v.at[b, tt.block(j, tiling.bn), head, :], stop=s if lengths is None else tt.minimum(lengths[b], s),
-      place=i * tiling.bm + rule.offset, tail=lengths is not None, tiling=tiling, rule=rule)
+      place=i * tiling.bm + rule.offset, tail=lengths is not None, tiling=tiling, rule=rule,
+      inside=rule.right is not None and q.shape[1] + rule.offset + rule.right <= s)
   o[b, rows, n, :] = out.astype(o.dtype)
   if residual is not None:
     residual[b, rows, n] = lse
@@ -77,13 +78,13 @@ def packed_attention_kernel(q, k, v, q_starts, k_starts, o, residual, *, tiling,
         q.at[tt.ds(first + i * tiling.bm, tiling.bm), n, :],
         lambda j: k.at[tt.ds(first_key + j * tiling.bn, tiling.bn), head, :],
         lambda j: v.at[tt.ds(first_key + j * tiling.bn, tiling.bn), head, :], stop=k_starts[b + 1] - first_key,
-        place=i * tiling.bm + rule.offset, tail=True, tiling=tiling, rule=rule)
+        place=i * tiling.bm + rule.offset, tail=True, inside=False, tiling=tiling, rule=rule)
     o.at[tt.ds(first, length), n, :][tt.block(i, tiling.bm), :] = out.astype(o.dtype)      # not the next one's rows
     if residual is not None:
       residual.at[tt.ds(first, length), n][tt.block(i, tiling.bm)] = lse
 
 
-def attend(q, keys, values, *, stop, place, tail, tiling, rule):
+def attend(q, keys, values, *, stop, place, tail, inside, tiling, rule):
   """The rows of one tile of queries against all keys that they see.
 
   Blocks of keys go from the last to the first: what is masked, along the diagonal and past the end, comes first.
@@ -91,7 +92,7 @@ def attend(q, keys, values, *, stop, place, tail, tiling, rule):
   Args:
     q: view [bm, h] of the queries; the first stands at `place` among the keys.
     keys, values: of the j-th block of keys, a view [bn, h].
-    stop: keys from there on are not seen. `tail`: there may be some, of any value.
+    stop: keys from there on are not seen. `tail`: there may be some, of any value. `inside`: no query reaches them.
   Returns:
     float32 [bm, h], and the log-sum-exps [bm].
   """
@@ -106,6 +107,7 @@ def attend(q, keys, values, *, stop, place, tail, tiling, rule):
   total = tt.alloc_fragment((bm,), jnp.float32)
   alpha = tt.alloc_fragment((bm,), jnp.float32)
   acc[...], top[...], total[...], alpha[...] = 0, -jnp.inf, 0, 1
+  ends = tail or (not inside and stop % bn > 0)            # whether a block may reach past the last key
   c = _LOG2E if rule.score is not None else rule.scale * _LOG2E
   last = tt.cdiv(stop if rule.right is None else tt.minimum(stop, place + bm + rule.right), bn)
   first = 0 if rule.left is None else tt.maximum(place - rule.left, 0) // bn
@@ -125,8 +127,9 @@ def attend(q, keys, values, *, stop, place, tail, tiling, rule):
   def softmax(j):
     if rule.score is not None:
       logits[...] = tt.call_jax(rule.score, logits[...] * rule.scale)
-    with tt.when(_is_edge(j * bn, (j + 1) * bn, stop, place, bm, rule)):
-      logits[...] = tt.where(_seen(j * bn, bn, stop, place, bm, rule), logits[...], -jnp.inf)
+    if ends or rule.left is not None or rule.right is not None:
+      with tt.when(_is_edge(j * bn, (j + 1) * bn, stop, place, bm, ends, rule)):
+        logits[...] = tt.where(_seen(j * bn, bn, stop, place, bm, ends, rule), logits[...], -jnp.inf)
     grown = tt.maximum(top[...], tt.max(logits[...], axis=1))
     new = tt.where(grown - top[...] > _TAU / c, grown, top[...])
     base = tt.where(new == -jnp.inf, 0, new) * c           # a row that has seen no key yet
@@ -151,9 +154,9 @@ def attend(q, keys, values, *, stop, place, tail, tiling, rule):
   return acc[...] * share[:, None], (top[...] * c + tt.log2(total[...])) * math.log(2)
 
 
-def _is_edge(start, end, stop, place, bm, rule):
+def _is_edge(start, end, stop, place, bm, ends, rule):
   """Whether any query of the tile does not see all keys from start to end."""
-  edge = end > stop
+  edge = end > stop if ends else False
   if rule.right is not None:
     edge = edge | (end - 1 > place + rule.right)
   if rule.left is not None:
@@ -161,10 +164,10 @@ def _is_edge(start, end, stop, place, bm, rule):
   return edge
 
 
-def _seen(start, bn, stop, place, bm, rule):
+def _seen(start, bn, stop, place, bm, ends, rule):
   """bool [bm, bn]: whether a query sees a key."""
   at = tt.arange(bn)[None, :]                              # of the block's keys
-  seen = at < stop - start
+  seen = at < stop - start if ends else tt.full((1, bn), True)
   rows = place - start + tt.arange(bm)[:, None]
   if rule.right is not None:
     seen = seen & (at <= rows + rule.right)
