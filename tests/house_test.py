@@ -31,18 +31,18 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("lowering.target", "lowering.options", "lowering.layouts", "lowering.ptx", "layout"),
     ("lowering.debug", "lowering.facts", "lowering.indexed", "lowering.hazards", "lowering.ownership",
      "lowering.shared_views", "lowering.matrix_views", "lowering.tables", "lowering.tma_plan", "lowering.wgmma_plan",
-     "lowering.mma_plan", "lowering.variants", "lowering.words", "lowering.infer.constraints"),
+     "lowering.mma_plan", "lowering.profile", "lowering.variants", "lowering.words", "lowering.infer.constraints"),
     ("lowering.infer",),
     ("lowering.select",),
     ("lowering.schedule",),
     ("lowering.emit",),
     ("lowering.assemble", "lowering.cache", "lowering.pipeline", "lowering.xla"),
     ("sim", "ffi", "jaxpr"),
-    ("report", "stages", "api"),
+    ("report", "stages", "api", "timeline"),
     ("",),                          # tiletrace/__init__.py
     ("kernels", "doctor", "check"),     # written with it, as users do
 )
-MAY_IMPORT_JAX = ("lowering.xla", "ffi", "jaxpr", "stages", "api", "kernels", "doctor", "check")
+MAY_IMPORT_JAX = ("lowering.xla", "ffi", "jaxpr", "stages", "api", "timeline", "kernels", "doctor", "check")
 MAY_KNOW_CUDA = ("lowering.assemble", "ffi")
 CUDA_MODULES = {"cuda", "ctypes", "subprocess"}       # the driver, its libraries, its programs
 CORE_MAY_IMPORT = {"numpy", "ml_dtypes", "tiletrace", *sys.stdlib_module_names}

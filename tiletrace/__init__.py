@@ -103,6 +103,7 @@ from tiletrace.core.ops.memory import (
 )
 from tiletrace.core.ops.mma import FULL_COL, FULL_ROW, SQUARE, gemm, gemm_async, wgmma_wait
 from tiletrace.core.ops.pipeline_state import PipelineState
+from tiletrace.core.ops.profile import profile
 from tiletrace.core.ops.random import philox_4x32, random_bits, random_uniform
 from tiletrace.core.ops.reduce import argmax, argmin, mean, prod
 from tiletrace.core.ops.roles import elect, warpgroup
@@ -153,6 +154,7 @@ from tiletrace.core.tile import Tile
 from tiletrace.jaxpr import call_jax
 from tiletrace.lowering.options import CompileOptions
 from tiletrace.report.plot import plot_layout
+from tiletrace.timeline import timeline
 
 # Python's own names: reached through the module only, left out of __all__.
 range = _control.range_
@@ -174,8 +176,9 @@ __all__ = [
   "isnan", "left_shift", "less", "less_equal", "load", "log", "log1p", "log2", "log10", "logaddexp", "logical_and",
   "logical_not", "logical_or", "logistic", "lookup", "maximum", "mean", "minimum", "mod", "mul_hi", "multiply",
   "negative", "not_equal", "num_ctas", "num_programs", "ones", "parallel", "philox_4x32", "pipelined", "plot_layout",
-  "population_count", "power", "prod", "program_id", "random_bits", "random_uniform", "raster", "reciprocal",
-  "reshape", "right_shift", "rsqrt", "sigmoid", "sign", "signbit", "silu", "sin", "sinh", "sqrt", "square", "store",
-  "subtract", "switch", "swizzle", "sync", "take", "tan", "tanh", "tile_call", "transpose", "trunc", "wait_group",
-  "warpgroup", "warpgroup_id", "wgmma_wait", "when", "where", "while_loop", "zeros",
+  "population_count", "power", "prod", "profile", "program_id", "random_bits", "random_uniform", "raster",
+  "reciprocal", "reshape", "right_shift", "rsqrt", "sigmoid", "sign", "signbit", "silu", "sin", "sinh", "sqrt",
+  "square", "store", "subtract", "switch", "swizzle", "sync", "take", "tan", "tanh", "tile_call", "timeline",
+  "transpose", "trunc", "wait_group", "warpgroup", "warpgroup_id", "wgmma_wait", "when", "where", "while_loop",
+  "zeros",
 ]

@@ -417,8 +417,9 @@ def tile_call(kernel: Callable[..., None], out_shape: Any, *, grid: int | tuple[
     raise TileTypeError(f"tile_call({label}): vjp= with input_output_aliases: the saved input would be overwritten",
                         loc=user_loc(), hint="drop one of the two")
   options = options or CompileOptions()
-  if config.read().debug:
-    options = dataclasses.replace(options, debug=True)
+  switches = config.read()
+  options = dataclasses.replace(options, debug=options.debug or switches.debug,
+                                profile=options.profile or switches.profile)
   call = CallOptions(extents, _count(warpgroups, "warpgroups", label, 8), _cluster(cluster, extents, label), raster,
                      persistent)
   return TileCall(kernel, out_shape, call, aliases=aliases, vjp=vjp, compile_options=options,

@@ -33,7 +33,6 @@ from tiletrace.ffi import primitive
 from tiletrace.ffi.image import KernelImage, Param, TensorMapSpec
 from tiletrace.lowering import cache, pipeline
 from tiletrace.lowering.assemble import Cubin, sass
-from tiletrace.lowering.debug import Ring, instrument
 from tiletrace.lowering.options import CompileOptions
 from tiletrace.lowering.target import SM_90A, Target
 from tiletrace.lowering.variants import Choice
@@ -69,7 +68,7 @@ class TileProgram:
     self.graph, self.options, self.backend = graph, options, backend
     self.name, self.source = graph.name, graph.loc.short()
     self.fingerprint = cache.digest(graph_digest(graph), repr(options), repr(backend))
-    self.ring: Ring | None = instrument(graph)[1] if options.debug else None
+    self.recorders = pipeline.instrumented(graph, options)[1]
     self._images: dict[str, KernelImage] = {}
     self._batches: dict[tuple[int, tuple[bool, ...]], TileProgram] = {}
     for observer in OBSERVERS:
@@ -331,7 +330,7 @@ class Compiled:
   def cost_analysis(self) -> dict[str, int]:
     """"flops" of the gemms, where an abstract number of trips counts for the fewest that are possible, and "bytes" of
     every operand read and every result written once; a result in place is both."""
-    return cost(self.lowered.lowering.graph)
+    return cost(self.lowered.lowering)
 
   def __call__(self, *args: Any) -> Any:
     """Runs on arrays of the shapes and dtypes that were traced; returns the flat list of results."""

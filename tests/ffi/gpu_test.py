@@ -90,7 +90,7 @@ class Program:
   out_avals: tuple[Aval, ...] = (((N,), F32),)
   aliases: tuple[tuple[int, int], ...] = ()
   backend: str | None = None
-  ring: None = None
+  recorders: tuple[()] = ()
 
   @property
   def name(self) -> str:

@@ -82,7 +82,7 @@ def test_a_missing_library_is_explained_with_the_build_command(unbuilt):
 
 def test_lowering_for_cuda_without_the_library_is_refused(unbuilt):
   class Program:
-    name, source, fingerprint, aliases, backend, ring = "copy", "copy.py:3", "c0", (), None, None
+    name, source, fingerprint, aliases, backend, recorders = "copy", "copy.py:3", "c0", (), None, ()
     in_avals = out_avals = (((4,), jax.numpy.dtype("float32")),)
 
     def interpret(self, x: jax.Array) -> list[jax.Array]:

@@ -35,7 +35,7 @@ class Triple:
   out_avals: tuple[Aval, ...] = ((SHAPE, F32),)
   aliases: tuple[tuple[int, int], ...] = ()
   backend: str | None = None
-  ring: None = None
+  recorders: tuple[()] = ()
   interpretations: list[Any] = dataclasses.field(default_factory=list, compare=False)
 
   def __repr__(self) -> str:

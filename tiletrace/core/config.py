@@ -40,6 +40,7 @@ class Config:
   stop_after: str | None
   backend: str | None
   debug: bool
+  profile: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -107,6 +108,8 @@ SWITCHES = (
            "in the simulator", _backend),
     Switch("TT_DEBUG", "debug", "0", "1", "1: kernels print (`tt.debug_print`) and check (`tt.debug_check`, "
            "`tt.assume`), as with CompileOptions(debug=True)", _bool),
+    Switch("TT_PROFILE", "profile", "0", "1", "1: kernels record the times of `tt.profile`, as with "
+           "CompileOptions(profile=True)", _bool),
 )
 
 

@@ -22,12 +22,18 @@ from tiletrace.core.errors import TileTypeError
 from tiletrace.core.source import user_loc
 from tiletrace.ffi import library
 from tiletrace.ffi.image import KernelImage
-from tiletrace.lowering.debug import Ring
 
 # Lowering never asks a device: it must give the same on a machine without one, and for an explicit platform.
 DEFAULT_TARGET = "sm_90a"
 
 Aval = tuple[tuple[int, ...], np.dtype]
+
+
+class Recorder(Protocol):
+  """What a kernel records beside its results: `empty` is the operand, `report` gets the result."""
+
+  def empty(self) -> np.ndarray: ...
+  def report(self, words: Any) -> None: ...
 
 
 class Program(Protocol):
@@ -40,7 +46,7 @@ class Program(Protocol):
     in_avals: (shape, dtype) of each operand.
     out_avals: (shape, dtype) of each result.
     aliases: (input, output) pairs that share memory.
-    ring: where the kernel is debugged, what its image has as one more operand and result.
+    recorders: where the kernel is debugged or profiled, what its image has as more operands and results.
     backend: "xla" and "sim" run `interpret` on every platform; None compiles where a compiler backend exists.
   """
 
@@ -59,7 +65,7 @@ class Program(Protocol):
   @property
   def backend(self) -> str | None: ...
   @property
-  def ring(self) -> Ring | None: ...
+  def recorders(self) -> Sequence[Recorder]: ...
 
   def interpret(self, *arrays: jax.Array) -> list[jax.Array]:
     """The program as plain jax ops, or (backend "sim") a call back to the simulator."""
@@ -165,21 +171,24 @@ def _lower_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, program: Program)
   if program.backend is not None:
     return _lower_interpreted(ctx, *operands, program=program)
   library.register()
-  if program.ring is not None:
-    return mlir.lower_fun(functools.partial(_call_with_ring, program), multiple_results=True)(ctx, *operands)
+  if program.recorders:
+    return mlir.lower_fun(functools.partial(_call_that_records, program), multiple_results=True)(ctx, *operands)
   rule = jax.ffi.ffi_lowering(library.TARGET, operand_output_aliases=dict(program.aliases))
   return rule(ctx, *operands, **program.image(DEFAULT_TARGET).attributes())
 
 
-def _call_with_ring(program: Program, *operands: jax.Array) -> list[jax.Array]:
-  """The custom call of a kernel that is debugged, and a call back to Python with what it recorded."""
-  assert program.ring is not None
-  ring, n, outs = program.ring.empty(), len(operands), len(program.out_avals)
-  results = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in (*program.out_avals, (ring.shape, ring.dtype))]
-  call = jax.ffi.ffi_call(library.TARGET, results, input_output_aliases={**dict(program.aliases), n: outs})
-  *found, written = call(*operands, jnp.asarray(ring), **program.image(DEFAULT_TARGET).attributes())
-  jax.debug.callback(program.ring.report, written)
-  return found
+def _call_that_records(program: Program, *operands: jax.Array) -> list[jax.Array]:
+  """The custom call of a kernel that is debugged or profiled, and calls back to Python with what it recorded."""
+  empty = [r.empty() for r in program.recorders]
+  n, outs = len(operands), len(program.out_avals)
+  more = [(x.shape, x.dtype) for x in empty]
+  results = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in (*program.out_avals, *more)]
+  aliases = {**dict(program.aliases), **{n + i: outs + i for i in range(len(empty))}}
+  call = jax.ffi.ffi_call(library.TARGET, results, input_output_aliases=aliases)
+  found = call(*operands, *(jnp.zeros(x.shape, x.dtype) for x in empty), **program.image(DEFAULT_TARGET).attributes())
+  for recorder, written in zip(program.recorders, found[outs:], strict=True):
+    jax.debug.callback(recorder.report, written)
+  return list(found[:outs])
 
 
 def _lower_elsewhere(ctx: mlir.LoweringRuleContext, *operands: Any, program: Program) -> NoReturn:

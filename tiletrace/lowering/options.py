@@ -13,6 +13,7 @@ class CompileOptions:
     allow_spills: accept a kernel whose registers spill to local memory.
     allow_serialized_wgmma: accept ptxas' C75xx warnings (wgmma serialised: correct, slow).
     debug: tt.debug_print prints, tt.debug_check and tt.assume are checked; else no code is made for them.
+    profile: tt.profile records times; else no code is made for it.
     ctas_per_sm: how many CTAs an SM is to hold at least: ptxas takes no more registers than that leaves.
   """
   force: tuple[tuple[str, str], ...] = ()
@@ -20,6 +21,7 @@ class CompileOptions:
   allow_serialized_wgmma: bool = False
   ctas_per_sm: int = 1
   debug: bool = False
+  profile: bool = False
 
   def forced(self, op: str) -> str | None:
     return dict(self.force).get(op)

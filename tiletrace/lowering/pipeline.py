@@ -17,9 +17,9 @@ from tiletrace.core.graph import TileGraph, Var
 from tiletrace.core.printer import to_text
 from tiletrace.core.simplify import simplify
 from tiletrace.core.verify import verify
+from tiletrace.lowering import debug, profile
 from tiletrace.lowering.assemble import AssembleOptions, Cubin
 from tiletrace.lowering.cache import assemble_cached
-from tiletrace.lowering.debug import Ring, instrument, without_debug
 from tiletrace.lowering.emit.emit import Emitted, emit
 from tiletrace.lowering.infer.solve import LaidOut, infer_layouts
 from tiletrace.lowering.layouts.relation import Layout
@@ -30,6 +30,7 @@ from tiletrace.lowering.schedule.schedule import schedule
 from tiletrace.lowering.select.select import Selected, choose_anchors, select
 from tiletrace.lowering.target import TARGETS, Target
 
+Recorder = debug.Ring | profile.Records
 STAGES = ("trace", "layout", "select", "schedule", "ptx", "sass")
 
 
@@ -40,7 +41,7 @@ class Lowering:
   Attributes:
     texts: stage -> text, for "trace" to "ptx".
     seconds: pass -> wall time.
-    ring: where the kernel is debugged, what `graph` then has as its last input and output.
+    recorders: where the kernel is debugged or profiled, what `graph` then has as its last inputs and outputs.
   """
   graph: TileGraph
   laid_out: LaidOut
@@ -51,7 +52,7 @@ class Lowering:
   target: Target
   options: CompileOptions
   seconds: dict[str, float]
-  ring: Ring | None = None
+  recorders: tuple[Recorder, ...] = ()
 
   def text(self, stage: str) -> str:
     """The text of a stage before assembly.
@@ -86,6 +87,13 @@ def resolve(target: str | Target | None, options: CompileOptions | None) -> tupl
   return target or TARGETS["sm_90a"], options
 
 
+def instrumented(graph: TileGraph, options: CompileOptions) -> tuple[TileGraph, tuple[Recorder, ...]]:
+  """The graph as it is compiled, and the operands and results that it gets for debugging and profiling."""
+  graph, ring = debug.instrument(graph) if options.debug else (debug.without_debug(graph), None)
+  graph, records = profile.instrument(graph) if options.profile else (profile.without_profile(graph), None)
+  return graph, tuple(r for r in (ring, records) if r is not None)
+
+
 def lower(graph: TileGraph, target: Target, options: CompileOptions) -> Lowering:
   """Runs every pass but the assembler.
 
@@ -93,7 +101,7 @@ def lower(graph: TileGraph, target: Target, options: CompileOptions) -> Lowering
     TileTraceError: a kind of it, with the user's line, from the pass that refuses.
   """
   run = _Runner(graph.name, graph)
-  graph, ring = instrument(graph) if options.debug else (without_debug(graph), None)
+  graph, recorders = instrumented(graph, options)
   graph = run("simplify", lambda: simplify(graph), level="trace", text=to_text)
   anchored, before = run("choose_anchors", lambda: choose_anchors(graph, target, options))
   laid_out = run("infer_layouts", lambda: infer_layouts(anchored, target), level="layout",
@@ -106,7 +114,7 @@ def lower(graph: TileGraph, target: Target, options: CompileOptions) -> Lowering
   ptx = run("render", lambda: emitted.module.render(lineinfo=lineinfo), text=str)
   if config.read().verify:
     run("lint", lambda: lint(emitted.module))
-  return Lowering(graph, laid_out, selected, program, emitted, ptx, target, options, run.seconds, ring)
+  return Lowering(graph, laid_out, selected, program, emitted, ptx, target, options, run.seconds, recorders)
 
 
 def assemble(lowering: Lowering) -> Cubin:

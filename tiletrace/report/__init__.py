@@ -10,7 +10,7 @@ import json as json_module
 from collections.abc import Iterable
 from typing import Any
 
-from tiletrace.core.graph import TileGraph, walk
+from tiletrace.core.graph import walk
 from tiletrace.core.source import Loc
 from tiletrace.core.types import Space, TileType
 from tiletrace.lowering import pipeline
@@ -47,10 +47,10 @@ class Report:
     return json_module.dumps(self.data, indent=2)
 
 
-def cost(graph: TileGraph) -> dict[str, int]:
+def cost(lowering: pipeline.Lowering) -> dict[str, int]:
   """FLOPs of the gemms, where an abstract number of trips counts for the fewest that are possible, and bytes of every
   input and output once."""
-  found = work(graph)
+  found = work(lowering.graph, len(lowering.recorders))
   return {"flops": found.flops, "bytes": found.nbytes}
 
 
@@ -59,7 +59,7 @@ def make_report(lowering: pipeline.Lowering, cubin: Cubin | None) -> Report:
   program, graph = lowering.program, lowering.graph
   places = list(sites(program.graph.body, Facts(program.graph), program.threads, tiles=graph.options.persistent))
   layouts = Legend(lowering)
-  found, fills, ops = work(graph), occupancy(lowering, cubin), _ops(lowering, places, layouts)
+  found, fills, ops = work(graph, len(lowering.recorders)), occupancy(lowering, cubin), _ops(lowering, places, layouts)
   data: dict[str, Any] = {
       "kernel": graph.name, "source": graph.loc.short(), "target": lowering.target.name,
       "grid": list(graph.options.grid), "threads": program.threads, "smem_bytes": program.smem_bytes,
@@ -71,7 +71,7 @@ def make_report(lowering: pipeline.Lowering, cubin: Cubin | None) -> Report:
       "mbarriers": mbarriers(program, places), "ordering": ordering(places),
       "shared_memory": shared_memory(lowering, places),
       "registers": registers(lowering, places, cubin), "occupancy": fills,
-      "cost": cost(graph),
+      "cost": cost(lowering),
       "work": {"tensor_flops": found.tensor_flops, "other_flops": found.other_flops, "bytes": found.nbytes,
                "exact": found.exact, **_traffic(ops, fills["programs"])},
       "roofline": roofline(found, lowering.target, fills["programs"]),

@@ -61,7 +61,7 @@ def run(lowering: Lowering, inputs: Sequence[np.ndarray], *, seed: int = 0, num_
     DebugCheckError: a tt.debug_check failed, with debugging on; what the kernel prints has been printed.
   """
   graph = lowering.graph
-  inputs = inputs if lowering.ring is None else [*inputs, lowering.ring.empty()]
+  inputs = [*inputs, *(r.empty() for r in lowering.recorders)]
   _check_inputs(lowering, inputs)
   roots = list(dict.fromkeys(graph.invars))
   data: dict[int, np.ndarray] = {}
@@ -94,10 +94,10 @@ def run(lowering: Lowering, inputs: Sequence[np.ndarray], *, seed: int = 0, num_
     launch.counters = Counters(program, [0] * len(program.ops))
   run_launch(launch)
   outputs = tuple(memory.contents(roots.index(v), v.type.shape, v.type.dtype) for v in graph.outputs)  # type: ignore[union-attr]
-  if lowering.ring is not None:
-    *outputs, words = outputs
-    lowering.ring.report(words)
-  return Result(tuple(outputs), tuple(launch.findings), launch.steps, launch.counters)
+  results = len(outputs) - len(lowering.recorders)
+  for recorder, words in zip(lowering.recorders, outputs[results:], strict=True):
+    recorder.report(words)
+  return Result(outputs[:results], tuple(launch.findings), launch.steps, launch.counters)
 
 
 def run_launch(launch: Launch) -> None:

@@ -15,6 +15,7 @@ import tiletrace.lowering.emit.grid
 import tiletrace.lowering.emit.memory
 import tiletrace.lowering.emit.mma
 import tiletrace.lowering.emit.mma_sync
+import tiletrace.lowering.emit.profile
 import tiletrace.lowering.emit.reduce
 import tiletrace.lowering.emit.relayout
 import tiletrace.lowering.emit.roles
@@ -27,6 +28,7 @@ from tiletrace.core.ops.roles import warpgroup_p
 from tiletrace.core.types import RefType
 from tiletrace.lowering.emit.barrier import init_barriers, leave_cluster
 from tiletrace.lowering.emit.context import EmitContext
+from tiletrace.lowering.emit.profile import begin_profile
 from tiletrace.lowering.emit.tensor_maps import TensorMap
 from tiletrace.lowering.facts import Facts
 from tiletrace.lowering.options import CompileOptions
@@ -68,6 +70,7 @@ def emit(program: Program, options: CompileOptions) -> Emitted:
   ctx.prologue()
   if program.offsets:
     ctx.smem_base()
+  begin_profile(ctx)
   head = len(entry.body)
   init_barriers(ctx)
   ctx.block(graph.body)

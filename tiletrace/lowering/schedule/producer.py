@@ -55,7 +55,7 @@ class Producer:
         if eqn is segment.copies[-1]:
           out += self._push(resources, segment.copies, env, around)
         continue
-      if not eqn.blocks and eqn.outvars[0] in self.mail:
+      if not eqn.blocks and eqn.outvars and eqn.outvars[0] in self.mail:
         out += self._receive(eqn, env)
         continue
       moved = eqn.replace(invars=tuple(env.get(a, a) if isinstance(a, Var) else a for a in eqn.invars))

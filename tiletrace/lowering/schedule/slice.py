@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from tiletrace.core.effects import Access, RefEffect
 from tiletrace.core.graph import Atom, Block, Eqn, TileGraph, Var, walk
 from tiletrace.core.ops import control
+from tiletrace.core.ops.profile import profile_record_p
 from tiletrace.core.rules import effects
 from tiletrace.core.types import RefType, Space, TileType
 
@@ -33,7 +34,7 @@ class Slice:
   """
 
   def __init__(self, graph: TileGraph, copies: Iterable[Eqn]):
-    self._copies, self._written = set(copies), written_arrays(graph)
+    self._copies, self._written = set(copies), written_arrays(graph)         # and what is recorded beside them
     self._by: dict[Var, tuple[Eqn, int | None]] = {}        # what binds a variable; the position, where that is carried
     self._around: dict[Eqn, tuple[Eqn, ...]] = {}
     self._kept: dict[Eqn, set[int]] = {}                    # control flow, and the positions that are needed
@@ -47,12 +48,24 @@ class Slice:
       self._need((a for ref in copy.refs for a in ref.dyn), copy)
       for eqn in self._around[copy]:
         self._keep(eqn)
-    while self._queue and self.refusal is None:
-      self._demand(self._queue.pop())
+    self._drain()
+    self._keep_spans(graph)
     self._send_fewer()
     self.block = self._slice(graph.body) if self.refusal is None else Block()
 
   # ---- what is needed
+
+  def _drain(self) -> None:
+    while self._queue and self.refusal is None:
+      self._demand(self._queue.pop())
+
+  def _keep_spans(self, graph: TileGraph) -> None:
+    """Records of profiling where the producer comes by."""
+    for eqn in walk(graph.body):
+      if eqn.primitive is profile_record_p and all(outer in self._kept for outer in self._around[eqn]):
+        self._copies.add(eqn)
+        self._need(eqn.values, eqn)
+    self._drain()
 
   def _find(self, block: Block, around: tuple[Eqn, ...]) -> None:
     for eqn in block.eqns:

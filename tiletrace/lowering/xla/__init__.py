@@ -10,12 +10,13 @@ from tiletrace.lowering.xla import (
   grid,
   memory,
   mma,
+  profile,
   reduce,
   shape,
   transcendental,
 )
 
 __all__ = [
-  "control", "cumulative", "debug", "elementwise", "gather", "grid", "memory", "mma", "reduce", "shape",
-  "transcendental",
+  "control", "cumulative", "debug", "elementwise", "gather", "grid", "memory", "mma", "profile", "reduce",
+  "shape", "transcendental",
 ]

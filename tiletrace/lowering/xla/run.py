@@ -17,6 +17,7 @@ from jax import lax
 from tiletrace.core.graph import TileGraph, Var, walk
 from tiletrace.core.types import RefType, TileType
 from tiletrace.lowering.debug import speaks, with_checks, without_debug
+from tiletrace.lowering.profile import without_profile
 from tiletrace.lowering.xla.buffer import CellOrigin, Frame, crop, overhangs, pad, padded_frame, poisoned
 from tiletrace.lowering.xla.machine import Machine, Perturb, vary, varying_axes
 from tiletrace.lowering.xla.partition import Cell, Cells, partition
@@ -43,7 +44,7 @@ def run(graph: TileGraph, *arrays: jax.Array, perturb: Perturb | None = None, de
   Raises:
     LoweringError: an equation is of level 0.
   """
-  graph = with_checks(graph) if debug else without_debug(graph)
+  graph = without_profile(with_checks(graph) if debug else without_debug(graph))
   return _Runner(graph, arrays, perturb).outputs()
 
 
