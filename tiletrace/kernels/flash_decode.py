@@ -1,0 +1,170 @@
+"""Attention of few queries to long caches of keys and values, whole or in pages: what a model does for each new token.
+
+All queries that share keys, which are the heads of a group at each of the s_q places, are rows of one tile, so that a
+cache is read once. What bounds this is memory: the keys are divided among the SMs (split_kv.py).
+"""
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import tiletrace as tt
+from tiletrace.core.errors import TileTypeError
+from tiletrace.core.source import caller_loc
+from tiletrace.kernels.flash_attention import HEAD_DIMS
+from tiletrace.kernels.kv_cache import Keys, Sight, check_cache, gathered, seen_reference
+from tiletrace.kernels.split_kv import each_piece, split_attention, store_piece
+
+_LOG2E = math.log2(math.e)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DecodeTiling:
+  """bm rows of queries, divided among the warpgroups, and bn keys at a time; `num_stages` ring slots of keys and
+  values."""
+  bm: int
+  bn: int
+  warpgroups: int
+  num_stages: int
+
+
+def choose_decode_tiling(head_dim: int, block: int) -> DecodeTiling:
+  """About 100 KB or more of keys and values on their way to an SM while one more block is computed with.
+
+  Args:
+    block: keys that lie one after another: of a page, or any large number.
+  """
+  bn = math.gcd(block, 128 if head_dim <= 128 else 64 if head_dim <= 192 else 32)       # what registers leave
+  return DecodeTiling(64, bn, 1, min(16, (200 << 10) // (4 * bn * head_dim)))
+
+
+def flash_decode_kernel(starts, owners, q, k, v, lengths, table, out, residual, partial, partial_lse, *, tiling, scale,
+                        sight):
+  """out[b, k, rows, h] of q[b, k, rows, h]; k, v: [b, s, k, h], or [pages, page_size, k, h] by table[b, max_pages]."""
+  i, head, c = tt.program_id(1), tt.program_id(2), scale * _LOG2E
+  bm, bn, d = tiling.bm, tiling.bn, q.shape[3]
+  rows, keys = tt.block(i, bm), Keys(k, table, bn, sight)
+  q_s = tt.alloc_shared((bm, d), q.dtype)
+  k_s = tt.alloc_shared((bn, d), q.dtype)
+  v_s = tt.alloc_shared((bn, d), q.dtype)
+  logits = tt.alloc_fragment((bm, bn), jnp.float32)
+  acc = tt.alloc_fragment((bm, d), jnp.float32)
+  top = tt.alloc_fragment((bm,), jnp.float32)              # of each row, what its exponents are relative to
+  total = tt.alloc_fragment((bm,), jnp.float32)
+
+  def piece(e, index, first, last, whole):
+    stop = tt.clip(lengths[e], 0, keys.capacity)
+    acc[...], top[...], total[...] = 0, -jnp.inf, 0
+    tt.copy(q.at[e, head, rows, :], q_s)
+    for j in tt.pipelined(first, last, num_stages=tiling.num_stages):
+      page, place = keys.find(e, j)
+      tt.copy(k.at[page, place, head, :], k_s)
+      tt.copy(v.at[page, place, head, :], v_s)
+      tt.gemm(q_s, k_s.T, logits, accumulate=False)
+      with tt.when(keys.is_edge(j, stop, page)):
+        logits[...] = tt.where(keys.seen(j, stop, page, i * bm, bm), logits[...], -jnp.inf)
+      new = tt.maximum(top[...], tt.max(logits[...], axis=1))
+      base = tt.where(new == -jnp.inf, 0, new) * c         # a row that has seen no key yet
+      alpha = tt.exp2(top[...] * c - base, approximate=True)
+      p = tt.exp2(logits[...] * c - base[:, None], approximate=True)
+      total[...] = total[...] * alpha + tt.sum(p, axis=1)
+      top[...] = new
+      acc[...] *= alpha[:, None]
+      with tt.when((j + 1) * bn > stop):                   # NaN there, times zero, would not be zero
+        tt.store(v_s, 0, mask=(tt.arange(bn) >= stop - j * bn)[:, None])
+      tt.gemm(p.astype(q.dtype), v_s, acc)
+    acc[...] *= (1 / tt.where(total[...] == 0, 1, total[...]))[:, None]
+    store_piece(acc[...], top[...] * c + tt.log2(total[...]), (e, head, rows), index, whole,
+                (out, residual, partial, partial_lse))
+
+  each_piece(starts, owners, piece)
+
+
+def flash_decode(query: jax.Array, key: jax.Array, value: jax.Array, lengths: jax.Array, *,
+                 block_table: jax.Array | None = None, scale: float | None = None, is_causal: bool = True,
+                 return_residual: bool = False) -> Any:
+  """softmax(scale * query keyᵀ) value of the last few tokens of sequences, whose keys and values are cached.
+
+  Args:
+    query: bfloat16 or float16 [b, s_q, n, h], h in 64, 96, 128, 192 or 256: of the last s_q tokens.
+    key, value: of the same dtype [b, s, k, h]; or, with block_table, pages [pages, page_size, k, h], page_size a
+      multiple of 16, better of 128. n is a multiple of k (grouped queries).
+    lengths: int32 [b], of the sequences, the last s_q tokens included. Taken as 0 or more, and at most s (or
+      max_pages * page_size). What lies past them is not used, whatever it is.
+    block_table: int32 [b, max_pages]: the page that holds keys i * page_size to (i + 1) * page_size of sequence b is
+      block_table[b, i]. An entry below 0, or of `pages` or more, is a page whose keys are not seen.
+    scale: of the logits, by default 1 / sqrt(h).
+    is_causal: query i sees the keys before lengths - s_q + i + 1; else all before lengths.
+    return_residual: also give the log-sum-exp of each query's logits.
+
+  Returns:
+    [b, s_q, n, h] of query's dtype; with return_residual also float32 [b, s_q, n]. A query that sees no key gives
+    zeros, and -inf as its residual.
+
+  Raises:
+    TileTypeError: shapes, dtypes or head dimensions that it does not take.
+
+  There are no derivatives.
+
+  Example:
+    >>> import jax, jax.numpy as jnp
+    >>> from tiletrace.kernels import flash_decode, flash_decode_reference
+    >>> q, k, v = (jax.random.normal(jax.random.key(i), s, jnp.bfloat16) for i, s in enumerate(
+    ...     ((2, 1, 4, 64), (9, 16, 2, 64), (9, 16, 2, 64))))
+    >>> table, lengths = jnp.asarray([[3, 8, 1], [0, 5, -1]], jnp.int32), jnp.asarray([40, 19], jnp.int32)
+    >>> y = jax.jit(flash_decode)(q, k, v, lengths, block_table=table)
+    >>> z = flash_decode_reference(q, k, v, lengths, block_table=table)
+    >>> y.shape, bool(jnp.allclose(y.astype("float32"), z.astype("float32"), atol=0.02))
+    ((2, 1, 4, 64), True)
+  """
+  b, t, n, h = _check_operands(query, key, value)
+  check_cache("flash_decode", b, key, lengths, block_table)
+  heads = key.shape[2]
+  tiling = choose_decode_tiling(h, 1024 if block_table is None else key.shape[1])
+  kernel = functools.partial(flash_decode_kernel, tiling=tiling, sight=Sight(t if is_causal else 1, n // heads),
+                             scale=float(1 / math.sqrt(h) if scale is None else scale))
+  return split_attention("flash_decode", kernel, query, (key, value), lengths, block_table, heads=heads, width=h,
+                         bm=tiling.bm, block=tiling.bn, warpgroups=tiling.warpgroups, residual=return_residual)
+
+
+def flash_decode_reference(query: jax.Array, key: jax.Array, value: jax.Array, lengths: jax.Array, *,
+                           block_table: jax.Array | None = None, scale: float | None = None, is_causal: bool = True,
+                           return_residual: bool = False) -> Any:
+  """What `flash_decode` computes, in jax.numpy and f32."""
+  t, n, h = query.shape[1:]
+  (k, has), (v, _) = gathered(key, block_table), gathered(value, block_table)
+  used = jnp.arange(k.shape[1]) < lengths[:, None]
+  k, v = (jnp.repeat(jnp.where(used[..., None, None], x, 0).astype(jnp.float32), n // x.shape[2], 2) for x in (k, v))
+  scale = 1 / math.sqrt(h) if scale is None else scale
+  logits = scale * jnp.einsum("btnh,bsnh->btns", query.astype(jnp.float32), k, precision="highest")
+  seen = seen_reference(lengths, has, t, is_causal)[:, :, None, :]
+  residual = jax.nn.logsumexp(logits, axis=-1, where=seen)
+  p = jnp.where(seen, jnp.exp(logits - jnp.where(jnp.isfinite(residual), residual, 0)[..., None]), 0)
+  out = jnp.einsum("btns,bsnh->btnh", p, v, precision="highest").astype(query.dtype)
+  return (out, residual) if return_residual else out
+
+
+def _check_operands(query: Any, key: Any, value: Any) -> tuple[int, ...]:
+  arrays = {"query": query, "key": key, "value": value}
+  for name, x in arrays.items():
+    if getattr(x, "ndim", None) != 4 or not x.size:
+      raise TileTypeError(f"flash_decode: {name} has the shape {np.shape(x)}", loc=caller_loc(),
+                          hint="query [b, s_q, n, h]; key and value [b, s, k, h], or pages [pages, page_size, k, h]")
+    if x.dtype not in (jnp.bfloat16, jnp.float16) or x.dtype != query.dtype:
+      raise TileTypeError(f"flash_decode: {name} is {x.dtype}, query {query.dtype}", loc=caller_loc(),
+                          hint="all bfloat16, or all float16")
+  n, h = query.shape[2:]
+  if value.shape != key.shape or h != key.shape[3] or n % key.shape[2]:
+    raise TileTypeError("flash_decode: " + ", ".join(f"{name} {list(x.shape)}" for name, x in arrays.items()),
+                        loc=caller_loc(), hint="query [b, s_q, n, h], where n is a multiple of k; key and value "
+                        "[b, s, k, h], or pages [pages, page_size, k, h]")
+  if h not in HEAD_DIMS:
+    raise TileTypeError(f"flash_decode: the head dimension is {h}", loc=caller_loc(),
+                        hint=f"one of {', '.join(map(str, HEAD_DIMS))}; zeros may be appended to query, key and value")
+  return query.shape

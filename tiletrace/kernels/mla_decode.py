@@ -1,0 +1,132 @@
+"""Multi-head latent attention, of the last few tokens of sequences (DeepSeek-V2, arXiv:2405.04434, weights absorbed).
+
+All heads share one cache, whose rows are keys and, but for the last 64 columns, values too. Two warpgroups own 256 of
+the 512 columns of the result each, since one could not hold them; they share the keys of a block, and what they need of
+each other (a row's maximum, and the weights of the other one's keys) goes through shared memory.
+"""
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import tiletrace as tt
+from tiletrace.core.errors import TileTypeError
+from tiletrace.core.source import caller_loc
+from tiletrace.kernels.flash_decode import flash_decode_reference
+from tiletrace.kernels.kv_cache import Keys, Sight, block_of, check_cache
+from tiletrace.kernels.split_kv import each_piece, split_attention, store_piece
+
+_LOG2E = math.log2(math.e)
+LATENT, ROPE = 512, 64
+_ROWS, _BLOCK, _STAGES = 64, 64, 2       # 72 KB of queries and 144 KB of two slots fill shared memory
+
+
+def mla_decode_kernel(starts, owners, q, cache, lengths, table, out, residual, partial, partial_lse, *, bn, scale,
+                      sight):
+  """out[b, 1, rows, 512] of q[b, 1, rows, 576]; cache is [b, s, 576], or [pages, page_size, 576] by table."""
+  i, c = tt.program_id(1), scale * _LOG2E
+  rows, keys = tt.block(i, _ROWS), Keys(cache, table, bn, sight)
+  q_s = tt.alloc_shared((_ROWS, LATENT + ROPE), q.dtype)
+  kv_s = tt.alloc_shared((bn, LATENT + ROPE), q.dtype)
+  logits = tt.alloc_fragment((_ROWS, bn), jnp.float32)
+  acc = tt.alloc_fragment((_ROWS, LATENT), jnp.float32)
+  top = tt.alloc_fragment((_ROWS,), jnp.float32)           # of each row, what its exponents are relative to
+  total = tt.alloc_fragment((_ROWS,), jnp.float32)
+
+  def piece(e, index, first, last, whole):
+    stop = tt.clip(lengths[e], 0, keys.capacity)
+    acc[...], top[...], total[...] = 0, -jnp.inf, 0
+    tt.copy(q.at[e, 0, rows, :], q_s)
+    for j in tt.pipelined(first, last, num_stages=_STAGES):
+      page, place = keys.find(e, j)
+      tt.copy(cache.at[page, place, :], kv_s)
+      with tt.when((j + 1) * bn > stop):                   # NaN there, times zero, would not be zero
+        tt.store(kv_s, 0, mask=(tt.arange(bn) >= stop - j * bn)[:, None])
+      tt.gemm(q_s, kv_s.T, logits, accumulate=False, policy=tt.FULL_COL)
+      with tt.when(keys.is_edge(j, stop, page)):
+        logits[...] = tt.where(keys.seen(j, stop, page, i * _ROWS, _ROWS), logits[...], -jnp.inf)
+      new = tt.maximum(top[...], tt.max(logits[...], axis=1))
+      base = tt.where(new == -jnp.inf, 0, new) * c         # a row that has seen no key yet
+      alpha = tt.exp2(top[...] * c - base, approximate=True)
+      p = tt.exp2(logits[...] * c - base[:, None], approximate=True)
+      total[...] = total[...] * alpha + tt.sum(p, axis=1)
+      top[...] = new
+      acc[...] *= alpha[:, None]
+      tt.gemm(p.astype(q.dtype), kv_s.at[:, :LATENT], acc, policy=tt.FULL_COL)
+    acc[...] *= (1 / tt.where(total[...] == 0, 1, total[...]))[:, None]
+    store_piece(acc[...], top[...] * c + tt.log2(total[...]), (e, 0, rows), index, whole,
+                (out, residual, partial, partial_lse))
+
+  each_piece(starts, owners, piece)
+
+
+def mla_decode(query: jax.Array, cache: jax.Array, lengths: jax.Array, *, scale: float,
+               block_table: jax.Array | None = None, is_causal: bool = True, return_residual: bool = False) -> Any:
+  """softmax(scale * query cacheᵀ) cache[..., :512] of the last few tokens of sequences.
+
+  Args:
+    query: bfloat16 or float16 [b, s_q, heads, 576] of the last s_q tokens: 512 in the latent space, and 64 with a
+      position (rope). Tiles have 64 rows of s_q * heads: fewer cost the same.
+    cache: of the same dtype [b, s, 576]; or, with block_table, pages [pages, page_size, 576], page_size a multiple of
+      16, better of 64.
+    lengths: int32 [b], of the sequences, the last s_q tokens included. Taken as 0 or more, and at most s (or
+      max_pages * page_size). What lies past them is not used, whatever it is.
+    scale: of the logits. 1 / sqrt(192) for DeepSeek-V2 and V3: that of their heads before weights were absorbed.
+    block_table: int32 [b, max_pages]: the page that holds keys i * page_size to (i + 1) * page_size of sequence b is
+      block_table[b, i]. An entry below 0, or of `pages` or more, is a page whose keys are not seen.
+    is_causal: query i sees the keys before lengths - s_q + i + 1; else all before lengths.
+    return_residual: also give the log-sum-exp of each query's logits.
+
+  Returns:
+    [b, s_q, heads, 512] of query's dtype; with return_residual also float32 [b, s_q, heads]. A query that sees no key
+    gives zeros, and -inf as its residual.
+
+  Raises:
+    TileTypeError: shapes or dtypes that it does not take.
+
+  There are no derivatives.
+
+  Example:
+    >>> import jax, jax.numpy as jnp
+    >>> from tiletrace.kernels import mla_decode, mla_decode_reference
+    >>> q, cache = (jax.random.normal(jax.random.key(i), s, jnp.bfloat16) for i, s in enumerate(
+    ...     ((2, 1, 16, 576), (2, 100, 576))))
+    >>> lengths = jnp.asarray([100, 31], jnp.int32)
+    >>> y = jax.jit(lambda *xs: mla_decode(*xs, scale=192**-0.5))(q, cache, lengths)
+    >>> z = mla_decode_reference(q, cache, lengths, scale=192**-0.5)
+    >>> y.shape, bool(jnp.allclose(y.astype("float32"), z.astype("float32"), atol=0.02))
+    ((2, 1, 16, 512), True)
+  """
+  b, t, heads, _ = _check_operands(query, cache)
+  check_cache("mla_decode", b, cache, lengths, block_table)
+  bn = block_of(_BLOCK, cache, block_table)
+  kernel = functools.partial(mla_decode_kernel, bn=bn, scale=float(scale), sight=Sight(t if is_causal else 1, heads))
+  return split_attention("mla_decode", kernel, query, (cache,), lengths, block_table, heads=1, width=LATENT, bm=_ROWS,
+                         block=bn, warpgroups=2, residual=return_residual)
+
+
+def mla_decode_reference(query: jax.Array, cache: jax.Array, lengths: jax.Array, *, scale: float,
+                         block_table: jax.Array | None = None, is_causal: bool = True,
+                         return_residual: bool = False) -> Any:
+  """What `mla_decode` computes, in jax.numpy and f32."""
+  keys = cache[:, :, None, :]
+  found = flash_decode_reference(query, keys, keys, lengths, block_table=block_table, scale=scale, is_causal=is_causal,
+                                 return_residual=True)
+  out, residual = found[0][..., :LATENT], found[1]
+  return (out, residual) if return_residual else out
+
+
+def _check_operands(query: Any, cache: Any) -> tuple[int, ...]:
+  for name, x, rank in (("query", query, 4), ("cache", cache, 3)):
+    if getattr(x, "ndim", None) != rank or not x.size or x.shape[-1] != LATENT + ROPE:
+      raise TileTypeError(f"mla_decode: {name} has the shape {np.shape(x)}", loc=caller_loc(),
+                          hint="query [b, s_q, heads, 576]; cache [b, s, 576], or pages [pages, page_size, 576]")
+    if x.dtype not in (jnp.bfloat16, jnp.float16) or x.dtype != query.dtype:
+      raise TileTypeError(f"mla_decode: {name} is {x.dtype}, query {query.dtype}", loc=caller_loc(),
+                          hint="both bfloat16, or both float16")
+  return query.shape

@@ -1,0 +1,173 @@
+"""Attention of few queries: the keys of all examples are divided evenly among the SMs, and the results of parts joined.
+
+The blocks of keys of all examples, one after another, are cut into as many parts as there are programs, of equal length
+whatever the lengths of the examples are. What a part has of an example is a *piece*. An example that is one piece is
+finished by the program that has it; the others leave, for each piece, softmax(q kᵀ) v of its keys alone and the
+log-sum-exps, which `combine` weighs against each other (Dao et al., Flash-Decoding).
+"""
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import tiletrace as tt
+from tiletrace.lowering.target import SM_90A
+
+_TOLERATED = 1.1         # times the least time, where examples of equal length then need no cut
+_COMBINED_ROWS = 8       # a program of `combine`
+
+
+def choose_parts(batch: int, programs: int, *, slots: int = SM_90A.sm_count) -> int:
+  """How many parts the keys are cut into, where each part takes `programs` programs and `slots` run at once.
+
+  Fewest waves for each part; of those that are nearly as good, one that cuts examples of equal length evenly or not.
+
+  Example:
+    >>> choose_parts(1, 2), choose_parts(128, 2), choose_parts(6, 8)
+    (66, 64, 12)
+  """
+  counts = range(1, max(2 * slots // programs, batch, 1) + 1)
+  time = {p: tt.cdiv(p * programs, slots) / p for p in counts}
+  least = min(time.values())
+  even = [p for p in counts if (p % batch == 0 or batch % p == 0) and time[p] <= _TOLERATED * least]
+  return min(even or counts, key=lambda p: (time[p], p))
+
+
+def plan(lengths: jax.Array, capacity: int, block: int, parts: int) -> tuple[jax.Array, jax.Array]:
+  """Where examples begin, in blocks of keys, and which one each part begins in.
+
+  Args:
+    lengths: int32 [b]; taken as 0 or more, and `capacity` or less.
+
+  Returns:
+    starts: int32 [b + 1]; the last one is the number of all blocks.
+    owners: int32 [parts + 1]; the last one is b.
+  """
+  b = lengths.shape[0]
+  blocks = (jnp.clip(lengths, 0, capacity) + block - 1) // block
+  starts = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(blocks, dtype=jnp.int32)])
+  first = starts[-1] * jnp.arange(parts, dtype=jnp.int32) // jnp.clip(starts[-1], 1, parts)
+  owners = jnp.searchsorted(starts[1:], first, side="right").astype(jnp.int32)
+  return starts, jnp.concatenate([owners, jnp.full(1, b, jnp.int32)])
+
+
+def each_piece(starts: Any, owners: Any, body: Callable[[Any, Any, Any, Any, Any], None]) -> None:
+  """In a kernel whose first axis of the grid is the parts: body(example, piece, first, last, whole) for each piece of
+  this program's part. It has the blocks from first to last; `whole`: that is all of the example's."""
+  p, parts, b = tt.program_id(0), tt.num_programs(0), starts.shape[0] - 1
+  total = starts[b]
+  used = _used(parts, total)
+  begin, end = total * p // used, total * (p + 1) // used
+  for e in tt.range(owners[p], tt.minimum(owners[p + 1] + 1, b)):
+    start, stop = starts[e], starts[e + 1]
+    first, last = tt.maximum(begin - start, 0), tt.minimum(end, stop) - start
+    with tt.when(first < last):
+      body(e, p + e, first, last, last - first == stop - start)
+
+
+def _used(parts: int, total: Any) -> Any:
+  """How many parts the blocks are cut into, so that none of those has no block."""
+  return tt.clip(total, 1, parts)
+
+
+def store_piece(o: Any, lse: Any, where: tuple, piece: Any, whole: Any, refs: tuple) -> None:
+  """In a kernel: float32 o[rows, d] of the keys of a piece, and lse[rows] to base 2, go to their place.
+
+  Args:
+    where: index of the rows in `out`, without the last dimension.
+    refs: (out, residual or None, partial, partial_lse).
+  """
+  out, residual, partial, partial_lse = refs
+  with tt.when(whole) as w:
+    out[*where, :] = o.astype(out.dtype)
+    if residual is not None:
+      residual[*where] = lse * math.log(2)
+  with w.otherwise():
+    partial[piece, *where[1:], :] = o
+    partial_lse[piece, *where[1:]] = lse
+
+
+def combine_kernel(starts, partial, partial_lse, out, residual, new_out, new_residual, *, parts, rows):
+  """out[b, heads, rows, d] and residual[b, heads, rows] of the examples that are not one piece."""
+  e, head, i = tt.program_id(0), tt.program_id(1), tt.program_id(2)
+  start, stop, total = starts[e], starts[e + 1], tt.maximum(starts[starts.shape[0] - 1], 1)
+  used = _used(parts, total)
+  first, last = ((start + 1) * used - 1) // total, (stop * used - 1) // total    # the parts that have its ends
+  pieces = tt.where(start == stop, 0, last - first + 1)
+  with tt.when(pieces != 1):
+    at = tt.block(i, rows)
+    o_s = tt.alloc_shared((rows, partial.shape[3]), jnp.float32)
+    acc = tt.alloc_fragment((rows, partial.shape[3]), jnp.float32)
+    top = tt.alloc_fragment((rows,), jnp.float32)
+    sum_ = tt.alloc_fragment((rows,), jnp.float32)
+    acc[...], top[...], sum_[...] = 0, -jnp.inf, 0
+    for p in tt.pipelined(pieces, num_stages=4):
+      piece = first + e + p
+      tt.copy(partial.at[piece, head, at, :], o_s)
+      lse = partial_lse[piece, head, at]
+      new = tt.maximum(top[...], lse)
+      base = tt.where(new == -jnp.inf, 0, new)             # no key is seen
+      alpha, weight = tt.exp2(top[...] - base), tt.exp2(lse - base)
+      acc[...] = acc[...] * alpha[:, None] + o_s[...] * weight[:, None]
+      sum_[...] = sum_[...] * alpha + weight
+      top[...] = new
+    share = 1 / tt.where(sum_[...] == 0, 1, sum_[...])
+    new_out[e, head, at, :] = (acc[...] * share[:, None]).astype(out.dtype)
+    if residual is not None:
+      new_residual[e, head, at] = (top[...] + tt.log2(sum_[...])) * math.log(2)
+
+
+def split_calls(name: str, kernel: Callable, shape: tuple[int, int, int, int], dtype: Any, *, parts: int, bm: int,
+                warpgroups: int, residual: bool) -> tuple[tt.TileCall, tt.TileCall]:
+  """The calls that give out[b, heads, rows, d] and residual[b, heads, rows] or None.
+
+  Args:
+    kernel: of (starts, owners, *operands, out, residual, partial, partial_lse), on the grid (parts, tiles, heads).
+    shape: of the result.
+    bm: rows of a tile.
+
+  Returns:
+    the split, of (starts, owners, *operands), and the combination, of (starts, partial, partial_lse, out, residual).
+  """
+  b, heads, rows, _ = shape
+  f32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+  final = (jax.ShapeDtypeStruct(shape, dtype), f32(shape[:3]) if residual else None)
+  partial = (parts + b - 1, *shape[1:])
+  split = tt.tile_call(kernel, (*final, f32(partial), f32(partial[:3])), grid=(parts, tt.cdiv(rows, bm), heads),
+                       warpgroups=warpgroups, name=name)
+  few = min(_COMBINED_ROWS, rows)
+  combine = tt.tile_call(
+      functools.partial(combine_kernel, parts=parts, rows=few), final, grid=(b, heads, tt.cdiv(rows, few)),
+      name=f"{name}_combine", input_output_aliases={3: 0, 4: 1} if residual else {3: 0})
+  return split, combine
+
+
+def split_attention(name: str, kernel: Callable, query: jax.Array, caches: tuple[jax.Array, ...], lengths: jax.Array,
+                    table: jax.Array | None, *, heads: int, width: int, bm: int, block: int, warpgroups: int,
+                    residual: bool) -> Any:
+  """query[b, s_q, n, h] as rows of `heads` groups, through the two calls; [b, s_q, n, width], and [b, s_q, n].
+
+  Args:
+    caches: [b, s, ...] each, or pages [pages, page_size, ...] by table[b, max_pages].
+    block: keys at a time.
+  """
+  b, t, n, h = query.shape
+  group = n // heads
+  rows = t * group
+  q = query.reshape(b, t, heads, group, h).swapaxes(1, 2).reshape(b, heads, rows, h)
+  capacity = caches[0].shape[1] * (1 if table is None else table.shape[1])
+  parts = min(choose_parts(b, tt.cdiv(rows, bm) * heads), b * tt.cdiv(capacity, block))
+  starts, owners = plan(lengths, capacity, block, parts)
+  split, combine = split_calls(name, kernel, (b, heads, rows, width), query.dtype, parts=parts, bm=bm,
+                               warpgroups=warpgroups, residual=residual)
+  out, lse, partial, partial_lse = split(starts, owners, q, *caches, lengths, table)
+  out, lse = combine(starts, partial, partial_lse, out, lse)
+  out = out.reshape(b, heads, t, group, width).swapaxes(1, 2).reshape(b, t, n, width)
+  if not residual:
+    return out
+  return out, lse.reshape(b, heads, t, group).swapaxes(1, 2).reshape(b, t, n)
