@@ -137,17 +137,17 @@ def flash_decode_reference(query: jax.Array, key: jax.Array, value: jax.Array, l
                            block_table: jax.Array | None = None, scale: float | None = None, is_causal: bool = True,
                            return_residual: bool = False) -> Any:
   """What `flash_decode` computes, in jax.numpy and f32."""
-  t, n, h = query.shape[1:]
+  b, t, n, h = query.shape
   (k, has), (v, _) = gathered(key, block_table), gathered(value, block_table)
-  used = jnp.arange(k.shape[1]) < lengths[:, None]
-  k, v = (jnp.repeat(jnp.where(used[..., None, None], x, 0).astype(jnp.float32), n // x.shape[2], 2) for x in (k, v))
-  scale = 1 / math.sqrt(h) if scale is None else scale
-  logits = scale * jnp.einsum("btnh,bsnh->btns", query.astype(jnp.float32), k, precision="highest")
-  seen = seen_reference(lengths, has, t, is_causal)[:, :, None, :]
+  used = (jnp.arange(k.shape[1]) < lengths[:, None])[..., None, None]
+  k, v = (jnp.where(used, x, 0).astype(jnp.float32) for x in (k, v))
+  q = query.reshape(b, t, k.shape[2], -1, h).astype(jnp.float32) * (1 / math.sqrt(h) if scale is None else scale)
+  logits = jnp.einsum("btkgh,bskh->btkgs", q, k, precision="highest")
+  seen = seen_reference(lengths, has, t, is_causal)[:, :, None, None, :]
   residual = jax.nn.logsumexp(logits, axis=-1, where=seen)
   p = jnp.where(seen, jnp.exp(logits - jnp.where(jnp.isfinite(residual), residual, 0)[..., None]), 0)
-  out = jnp.einsum("btns,bsnh->btnh", p, v, precision="highest").astype(query.dtype)
-  return (out, residual) if return_residual else out
+  out = jnp.einsum("btkgs,bskh->btkgh", p, v, precision="highest").astype(query.dtype).reshape(query.shape)
+  return (out, residual.reshape(b, t, n)) if return_residual else out
 
 
 def _check_operands(query: Any, key: Any, value: Any) -> tuple[int, ...]:
