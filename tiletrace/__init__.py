@@ -37,39 +37,35 @@ from tiletrace.core.ops.atomic import (
   atomic_xor,
 )
 from tiletrace.core.ops.barrier import alloc_barrier, fence, sync
+from tiletrace.core.ops.bitwise import (
+  bitwise_and,
+  bitwise_or,
+  bitwise_xor,
+  left_shift,
+  logical_and,
+  logical_or,
+  right_shift,
+)
 from tiletrace.core.ops.control import cond, fori_loop, parallel, pipelined, switch, when, while_loop
 from tiletrace.core.ops.cumulative import cummax, cummin, cumprod, cumsum
 from tiletrace.core.ops.debug import debug_check, debug_print
 from tiletrace.core.ops.elementwise import (
   add,
   align_to,
-  bitwise_and,
-  bitwise_or,
-  bitwise_xor,
   cdiv,
   ceil,
   clip,
-  cos,
   divide,
   equal,
-  erf,
-  exp,
-  exp2,
   floor,
   floor_divide,
   greater,
   greater_equal,
   invert,
   isnan,
-  left_shift,
   less,
   less_equal,
-  log,
-  log2,
-  logical_and,
   logical_not,
-  logical_or,
-  logistic,
   maximum,
   minimum,
   mod,
@@ -77,18 +73,12 @@ from tiletrace.core.ops.elementwise import (
   negative,
   not_equal,
   power,
-  right_shift,
-  rsqrt,
-  sigmoid,
   sign,
-  silu,
-  sin,
-  sqrt,
   square,
   subtract,
-  tanh,
   where,
 )
+from tiletrace.core.ops.floats import cos, erf, exp, exp2, log, log2, logistic, rsqrt, sigmoid, silu, sin, sqrt, tanh
 from tiletrace.core.ops.grid import cta_id, lookup, num_ctas, num_programs, program_id, raster, warpgroup_id
 from tiletrace.core.ops.memory import (
   alloc_fragment,

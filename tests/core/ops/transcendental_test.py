@@ -72,14 +72,16 @@ def test_functions_of_bits_take_integers_and_keep_their_dtype(name):
     trace_values(lambda x: getattr(tt, name)(5), (dtypes.i32, (6,)))
 
 
-def test_bits_become_a_dtype_of_the_same_size():
+def test_bits_become_a_dtype_of_the_same_size_or_parts_or_come_of_them():
   for a, b in itertools.product((*FLOATS, *INTEGERS), repeat=2):
-    if a.itemsize == b.itemsize:
-      assert trace_values(lambda x, b=b: tt.bitcast_convert_type(x, b), (a, (6,))).dtype == b
-    else:
-      with pytest.raises(TileTypeError, match="differ in size") as e:
-        trace_values(lambda x, b=b: tt.bitcast_convert_type(x, b), (a, (6,)))
-      assert "transcendental_test.py" in str(e.value) and "^" in str(e.value)
+    shape = (6, 5) if a.itemsize >= b.itemsize else (6, b.itemsize // a.itemsize)
+    out = trace_values(lambda x, b=b: tt.bitcast_convert_type(x, b), (a, shape))
+    assert (out.dtype, out.shape) == jnp_type(lambda x, b=b: lax.bitcast_convert_type(x, b), (a, shape))
+    if a.itemsize < b.itemsize:
+      for wrong in ((6, 5), shape[1:]):
+        with pytest.raises(TileTypeError, match="differ in size") as e:
+          trace_values(lambda x, b=b: tt.bitcast_convert_type(x, b), (a, wrong))
+        assert "transcendental_test.py" in str(e.value) and "^" in str(e.value)
   with pytest.raises(TileTypeError, match="a bool has no bits") as e:
     trace_values(lambda x: tt.bitcast_convert_type(x > 0, jnp.int8), (dtypes.f32, (6,)))
   assert "tt.bitcast_convert_type(x > 0, jnp.int8)" in str(e.value)

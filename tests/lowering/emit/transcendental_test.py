@@ -102,6 +102,26 @@ def test_bits_keep_their_value(source, to):
   np.testing.assert_array_equal(np.asarray(jax.jit(call)(x, x[0]))[0].view(raw), x.view(raw))
 
 
+@pytest.mark.parametrize(("source", "to"), [(U32, BF16), (F32, np.uint16), (I32, np.uint8), (np.uint16, np.int8)])
+def test_parts_of_a_word_are_a_new_last_dimension_and_become_the_word_again(source, to):
+  bits = np.dtype(source).itemsize * 8
+  x = rng.integers(0, 2**bits, (30, 8), dtype=f"u{bits // 8}").view(source)
+  parts = np.dtype(source).itemsize // np.dtype(to).itemsize
+
+  def kernel(x, o, again):
+    v = tt.bitcast_convert_type(x[...], to)
+    o[...] = v
+    again[...] = tt.bitcast_convert_type(v, source)
+
+  call = tt.tile_call(kernel, (struct(30, 8, parts, dtype=to), struct(30, 8, dtype=source)), grid=1)
+  lowered = call.lower(x)
+  assemble(lowered)
+  want = (np.asarray(lax.bitcast_convert_type(x, to)), x)
+  for got in (simulated.run(lowered, Case(call, (x,), (), "exact")), jax.jit(call)(x)):
+    for a, b in zip(got, want, strict=True):
+      np.testing.assert_array_equal(np.asarray(a).view(np.uint8), b.view(np.uint8))
+
+
 APPROXIMATE = {  # function -> its instruction
   tt.exp: "ex2.approx.ftz.f32", tt.exp2: "ex2.approx.ftz.f32", tt.log: "lg2.approx.ftz.f32",
   tt.log2: "lg2.approx.ftz.f32", tt.sqrt: "sqrt.approx.ftz.f32", tt.tanh: "tanh.approx.f32",

@@ -130,14 +130,15 @@ def _apply(primitive: Primitive, what: str, args: tuple[Operand, ...], dtype: np
   return bind_tile(primitive, [_fit(a, dtype, shape, what) for a in args])
 
 
-def _operands(what: str, names: str, *args: Any) -> tuple[Operand, ...]:
+def operands(what: str, names: str, *args: Any) -> tuple[Operand, ...]:
+  """Arguments, by their names, as operands."""
   return tuple(operand(a, f"{what}: {n}") for n, a in zip(names.split(), args))
 
 
-def _binary(primitive: Primitive, what: str, python: Callable[..., Any], x: Any, y: Any, *,
+def binary(primitive: Primitive, what: str, python: Callable[..., Any], x: Any, y: Any, *,
             bools: Primitive | None = None) -> Any:
   """A binary operation in the operands' common dtype; `bools` is its form for bools, else they become i32."""
-  a, b = _operands(what, "x y", x, y)
+  a, b = operands(what, "x y", x, y)
   if is_static(a) and is_static(b):
     return python(python_number(a), python_number(b))
   dtype = promoted(what, a, b)
@@ -149,9 +150,9 @@ def _binary(primitive: Primitive, what: str, python: Callable[..., Any], x: Any,
   return _apply(primitive, what, (a, b), dtype)
 
 
-def _float(primitive: Primitive, what: str, python: Callable[..., Any], *args: Any) -> Any:
+def of_floats(primitive: Primitive, what: str, python: Callable[..., Any], *args: Any) -> Any:
   """An operation on floats: integers become f32."""
-  values = _operands(what, "x" if len(args) == 1 else "x y", *args)
+  values = operands(what, "x" if len(args) == 1 else "x y", *args)
   if all(map(is_static, values)):
     return python(*map(python_number, values))
   dtype = promoted(what, *values)
@@ -167,40 +168,40 @@ def _shifted(out: Any, x: Any, y: Any, sign: int = 1) -> Any:
 
 def add(x: Any, y: Any) -> Any:
   """x + y. Bools: or."""
-  out = _binary(add_p, "add", operator.add, x, y, bools=or_p)
+  out = binary(add_p, "add", operator.add, x, y, bools=or_p)
   return _shifted(_shifted(out, x, y), y, x) if isinstance(out, Tile) else out
 
 
 def subtract(x: Any, y: Any) -> Any:
   """x - y."""
-  out = _binary(sub_p, "subtract", operator.sub, x, y)
+  out = binary(sub_p, "subtract", operator.sub, x, y)
   return _shifted(out, x, y, -1) if isinstance(out, Tile) else out
 
 
 def multiply(x: Any, y: Any) -> Any:
   """x * y. Bools: and."""
-  return _binary(mul_p, "multiply", operator.mul, x, y, bools=and_p)
+  return binary(mul_p, "multiply", operator.mul, x, y, bools=and_p)
 
 
 def divide(x: Any, y: Any) -> Any:
   """x / y; integers become f32."""
-  return _float(div_p, "divide", operator.truediv, x, y)
+  return of_floats(div_p, "divide", operator.truediv, x, y)
 
 
 def floor_divide(x: Any, y: Any) -> Any:
   """x // y, rounded down, also of floats, where |x / y| < 2**24."""
-  a, b = _operands("floor_divide", "x y", x, y)
+  a, b = operands("floor_divide", "x y", x, y)
   if not (is_static(a) and is_static(b)) and dtypes.is_float(promoted("floor_divide", a, b)):
     return _floor_division("floor_divide", a, b)[0]
-  return _binary(floordiv_p, "floor_divide", operator.floordiv, a, b)
+  return binary(floordiv_p, "floor_divide", operator.floordiv, a, b)
 
 
 def mod(x: Any, y: Any) -> Any:
   """x % y with the sign of y, also of floats, where |x / y| < 2**24."""
-  a, b = _operands("mod", "x y", x, y)
+  a, b = operands("mod", "x y", x, y)
   if not (is_static(a) and is_static(b)) and dtypes.is_float(promoted("mod", a, b)):
     return _floor_division("mod", a, b)[1]
-  return _binary(mod_p, "mod", operator.mod, a, b)
+  return binary(mod_p, "mod", operator.mod, a, b)
 
 
 def _floor_division(what: str, x: Operand, y: Operand) -> tuple[Tile, Tile]:
@@ -223,13 +224,13 @@ def _floor_division(what: str, x: Operand, y: Operand) -> tuple[Tile, Tile]:
 
 def power(x: Any, y: Any) -> Any:
   """x ** y. A Python int y is repeated multiplication; other exponents need a float."""
-  a, b = _operands("power", "x y", x, y)
+  a, b = operands("power", "x y", x, y)
   if isinstance(a, Tile) and isinstance(b, int) and not isinstance(b, bool) and (b >= 0 or dtypes.is_float(a.dtype)):
     return _integer_power(a, b)
   if not (is_static(a) and is_static(b)) and not dtypes.is_float(promoted("power", a, b)):
     raise TileTypeError("power of integers with an exponent that is not a Python int >= 0", loc=user_loc(),
                         hint="cast to a float: x.astype(jnp.float32) ** y")
-  return _float(pow_p, "power", operator.pow, a, b)
+  return of_floats(pow_p, "power", operator.pow, a, b)
 
 
 def _integer_power(x: Tile, n: int) -> Tile:
@@ -246,12 +247,12 @@ def _integer_power(x: Tile, n: int) -> Tile:
 
 def minimum(x: Any, y: Any) -> Any:
   """The smaller of x and y; NaN if either is."""
-  return _binary(min_p, "minimum", _nan_aware(builtins.min), x, y, bools=and_p)
+  return binary(min_p, "minimum", _nan_aware(builtins.min), x, y, bools=and_p)
 
 
 def maximum(x: Any, y: Any) -> Any:
   """The larger of x and y; NaN if either is."""
-  return _binary(max_p, "maximum", _nan_aware(builtins.max), x, y, bools=or_p)
+  return binary(max_p, "maximum", _nan_aware(builtins.max), x, y, bools=or_p)
 
 
 def _nan_aware(choose: Callable[..., Any]) -> Callable[[Any, Any], Any]:
@@ -264,59 +265,34 @@ def clip(x: Any, min: Any = None, max: Any = None) -> Any:
   return x if max is None else minimum(x, max)
 
 
-def bitwise_and(x: Any, y: Any) -> Any:
-  """x & y of integers or bools."""
-  return _binary(and_p, "bitwise_and", operator.and_, x, y)
-
-
-def bitwise_or(x: Any, y: Any) -> Any:
-  """x | y of integers or bools."""
-  return _binary(or_p, "bitwise_or", operator.or_, x, y)
-
-
-def bitwise_xor(x: Any, y: Any) -> Any:
-  """x ^ y of integers or bools."""
-  return _binary(xor_p, "bitwise_xor", operator.xor, x, y)
-
-
-def left_shift(x: Any, y: Any) -> Any:
-  """x << y of integers."""
-  return _binary(shift_left_p, "left_shift", operator.lshift, x, y)
-
-
-def right_shift(x: Any, y: Any) -> Any:
-  """x >> y of integers: arithmetic for signed, logical for unsigned ones."""
-  return _binary(shift_right_p, "right_shift", operator.rshift, x, y)
-
-
 def equal(x: Any, y: Any) -> Any:
   """x == y, bool."""
-  return _binary(eq_p, "equal", operator.eq, x, y)
+  return binary(eq_p, "equal", operator.eq, x, y)
 
 
 def not_equal(x: Any, y: Any) -> Any:
   """x != y, bool."""
-  return _binary(ne_p, "not_equal", operator.ne, x, y)
+  return binary(ne_p, "not_equal", operator.ne, x, y)
 
 
 def less(x: Any, y: Any) -> Any:
   """x < y, bool."""
-  return _binary(lt_p, "less", operator.lt, x, y)
+  return binary(lt_p, "less", operator.lt, x, y)
 
 
 def less_equal(x: Any, y: Any) -> Any:
   """x <= y, bool."""
-  return _binary(le_p, "less_equal", operator.le, x, y)
+  return binary(le_p, "less_equal", operator.le, x, y)
 
 
 def greater(x: Any, y: Any) -> Any:
   """x > y, bool."""
-  return _binary(gt_p, "greater", operator.gt, x, y)
+  return binary(gt_p, "greater", operator.gt, x, y)
 
 
 def greater_equal(x: Any, y: Any) -> Any:
   """x >= y, bool."""
-  return _binary(ge_p, "greater_equal", operator.ge, x, y)
+  return binary(ge_p, "greater_equal", operator.ge, x, y)
 
 
 def _signed(primitive: Primitive, what: str, python: Callable[..., Any], x: Any) -> Any:
@@ -361,131 +337,14 @@ def logical_not(x: Any) -> Any:
   return invert(astype(x, dtypes.bool_)) if isinstance(x, Tile) else not x
 
 
-def logical_and(x: Any, y: Any) -> Any:
-  """Whether x and y are both not 0."""
-  return _logical(bitwise_and, "logical_and", x, y)
-
-
-def logical_or(x: Any, y: Any) -> Any:
-  """Whether x or y is not 0."""
-  return _logical(bitwise_or, "logical_or", x, y)
-
-
-def _logical(bitwise: Callable[[Any, Any], Any], what: str, x: Any, y: Any) -> Any:
-  return bitwise(*(astype(v, dtypes.bool_) if isinstance(v, Tile) else bool(v)
-                   for v in _operands(what, "x y", x, y)))
-
-
-# `approximate=True` is one instruction of a GPU, or two; the error is that of PTX ISA 9.7.3. Elsewhere nothing changes.
-
-def exp(x: Any, *, approximate: bool = False) -> Any:
-  """e ** x; integers become f32.
-
-  Args:
-    approximate: ex2.approx of x log2(e), whose relative error is about |x| * 2**-24.
-  """
-  return _float(exp_approx_p if approximate else exp_p, "exp", math.exp, x)
-
-
-def exp2(x: Any, *, approximate: bool = False) -> Any:
-  """2 ** x.
-
-  Args:
-    approximate: results below 2**-126 are zero: one instruction of a GPU (PTX ISA, ex2.approx.ftz) instead of four.
-  """
-  return _float(exp2_approx_p if approximate else exp2_p, "exp2", lambda v: 2.0 ** v, x)
-
-
-def log(x: Any, *, approximate: bool = False) -> Any:
-  """The natural logarithm.
-
-  Args:
-    approximate: lg2.approx, whose absolute error is 2**-22 near 1.
-  """
-  return _float(log_approx_p if approximate else log_p, "log", math.log, x)
-
-
-def log2(x: Any, *, approximate: bool = False) -> Any:
-  """The logarithm to base 2.
-
-  Args:
-    approximate: lg2.approx, whose absolute error is 2**-22 near 1.
-  """
-  return _float(log2_approx_p if approximate else log2_p, "log2", math.log2, x)
-
-
-def sqrt(x: Any, *, approximate: bool = False) -> Any:
-  """The square root.
-
-  Args:
-    approximate: sqrt.approx, whose relative error is 2**-23.
-  """
-  return _float(sqrt_approx_p if approximate else sqrt_p, "sqrt", math.sqrt, x)
-
-
-def rsqrt(x: Any) -> Any:
-  """1 / sqrt(x)."""
-  return _float(rsqrt_p, "rsqrt", lambda v: 1 / math.sqrt(v), x)
-
-
-def tanh(x: Any, *, approximate: bool = False) -> Any:
-  """The hyperbolic tangent.
-
-  Args:
-    approximate: tanh.approx, whose relative error is 2**-11.
-  """
-  return _float(tanh_approx_p if approximate else tanh_p, "tanh", math.tanh, x)
-
-
-def sigmoid(x: Any, *, approximate: bool = False) -> Any:
-  """1 / (1 + exp(-x)), also under jax.lax's name `logistic`.
-
-  Args:
-    approximate: by ex2.approx and rcp.approx, whose relative error is about |x| * 2**-24; subnormal results are 0.
-  """
-  primitive = logistic_approx_p if approximate else logistic_p
-  return _float(primitive, "sigmoid", lambda v: 0.5 * math.tanh(0.5 * v) + 0.5, x)
-
-
-logistic = sigmoid
-
-
-def silu(x: Any, *, approximate: bool = False) -> Any:
-  """x * sigmoid(x); `approximate` as in `sigmoid`."""
-  return multiply(x, sigmoid(x, approximate=approximate))
-
-
-def erf(x: Any) -> Any:
-  """The error function."""
-  return _float(erf_p, "erf", math.erf, x)
-
-
-def sin(x: Any, *, approximate: bool = False) -> Any:
-  """The sine of x in radians.
-
-  Args:
-    approximate: sin.approx, whose absolute error is 2**-20.5 within 2 pi and grows with |x|.
-  """
-  return _float(sin_approx_p if approximate else sin_p, "sin", math.sin, x)
-
-
-def cos(x: Any, *, approximate: bool = False) -> Any:
-  """The cosine of x in radians.
-
-  Args:
-    approximate: cos.approx, whose absolute error is 2**-20.5 within 2 pi and grows with |x|.
-  """
-  return _float(cos_approx_p if approximate else cos_p, "cos", math.cos, x)
-
-
 def floor(x: Any) -> Any:
   """The largest integer <= x, as a float."""
-  return _float(floor_p, "floor", lambda v: float(math.floor(v)), x)
+  return of_floats(floor_p, "floor", lambda v: float(math.floor(v)), x)
 
 
 def ceil(x: Any) -> Any:
   """The smallest integer >= x, as a float."""
-  return _float(ceil_p, "ceil", lambda v: float(math.ceil(v)), x)
+  return of_floats(ceil_p, "ceil", lambda v: float(math.ceil(v)), x)
 
 
 def isnan(x: Any) -> Any:
@@ -498,7 +357,7 @@ def isnan(x: Any) -> Any:
 
 def where(condition: Any, x: Any, y: Any) -> Any:
   """x where the condition holds, else y."""
-  p, a, b = _operands("where", "condition x y", condition, x, y)
+  p, a, b = operands("where", "condition x y", condition, x, y)
   if not any(isinstance(v, Tile) for v in (p, a, b)):
     return python_number(a if python_number(p) else b)
   dtype = promoted("where", a, b)
@@ -513,7 +372,7 @@ def cdiv(x: Any, y: Any) -> Any:
   >>> cdiv(1000, 128)
   8
   """
-  for v in _operands("cdiv", "x y", x, y):
+  for v in operands("cdiv", "x y", x, y):
     if isinstance(v, float) or (isinstance(v, (Tile, np.generic)) and not dtypes.is_integer(v.dtype)):
       raise TileTypeError("cdiv takes integers", loc=user_loc(), hint="tt.ceil(x / y) for floats")
   if isinstance(y, int) and y > 0:
@@ -542,6 +401,5 @@ def astype(x: Tile, dtype: Any) -> Tile:
 
 METHODS.update(
   add=add, subtract=subtract, multiply=multiply, divide=divide, floor_divide=floor_divide, mod=mod, power=power,
-  bitwise_and=bitwise_and, bitwise_or=bitwise_or, bitwise_xor=bitwise_xor, left_shift=left_shift,
-  right_shift=right_shift, less=less, less_equal=less_equal, greater=greater, greater_equal=greater_equal, equal=equal,
-  not_equal=not_equal, negative=negative, abs=abs_, invert=invert, astype=astype)
+  less=less, less_equal=less_equal, greater=greater, greater_equal=greater_equal, equal=equal, not_equal=not_equal,
+  negative=negative, abs=abs_, invert=invert, astype=astype)

@@ -12,7 +12,8 @@ import numpy as np
 from tiletrace.core import dtypes
 from tiletrace.core.errors import TileTypeError
 from tiletrace.core.operands import operand
-from tiletrace.core.ops.elementwise import add, bitwise_or, bitwise_xor, multiply, right_shift, subtract
+from tiletrace.core.ops.bitwise import bitwise_or, bitwise_xor, right_shift
+from tiletrace.core.ops.elementwise import add, multiply, subtract
 from tiletrace.core.ops.shape import iota, static_size_tuple, tile
 from tiletrace.core.ops.transcendental import bitcast_convert_type, mul_hi
 from tiletrace.core.source import user_loc

@@ -12,7 +12,8 @@ from tiletrace.core.effects import Effect
 from tiletrace.core.errors import TileIndexError, TileTypeError
 from tiletrace.core.graph import Eqn, Primitive
 from tiletrace.core.operands import check, tile_types
-from tiletrace.core.ops.elementwise import equal, isnan, logical_or, where
+from tiletrace.core.ops.bitwise import logical_or
+from tiletrace.core.ops.elementwise import equal, isnan, where
 from tiletrace.core.ops.shape import full, iota, reshape, tile_argument
 from tiletrace.core.rules import effect_rules, type_rules
 from tiletrace.core.source import user_loc

@@ -23,23 +23,22 @@ from tiletrace.core.operands import (
   python_number,
   tile_types,
 )
+from tiletrace.core.ops.bitwise import logical_or
 from tiletrace.core.ops.elementwise import (
   abs_,
   add,
   divide,
   equal,
-  exp,
   less,
-  logical_or,
   maximum,
   minimum,
   mod,
   multiply,
   negative,
-  sqrt,
   subtract,
   where,
 )
+from tiletrace.core.ops.floats import exp, sqrt
 from tiletrace.core.ops.shape import spread
 from tiletrace.core.rules import effect_rules, type_rules
 from tiletrace.core.source import user_loc
@@ -77,8 +76,20 @@ def _bitcast_type(eqn: Eqn) -> tuple[TileType, ...]:
   (x,), to = tile_types(eqn.invars), eqn.params["dtype"]
   check(dtypes.bool_ not in (x.dtype, to), "bitcast_convert_type: a bool has no bits to look at",
         hint="x.astype(jnp.int32) is 0 or 1")
-  check(x.dtype.itemsize == to.itemsize, f"bitcast_convert_type: {x} and {dtypes.short_name(to)} differ in size")
-  return (TileType(x.shape, to),)
+  size, wanted = x.dtype.itemsize, to.itemsize
+  if size == wanted:
+    return (TileType(x.shape, to),)
+  check(max(size, wanted) <= 4, f"bitcast_convert_type: {x} and {dtypes.short_name(to)} differ in size",
+        hint="parts of 64 bits are not supported")
+  check(bool(x.shape), f"bitcast_convert_type: the scalar {x} and {dtypes.short_name(to)} differ in size",
+        hint="x[None] is a tile, whose last dimension becomes or was the parts")
+  if size > wanted:
+    return (TileType((*x.shape, size // wanted), to),)
+  parts = wanted // size
+  check(len(x.shape) > 1 and x.shape[-1] == parts,
+        f"bitcast_convert_type: {x} and {dtypes.short_name(to)} differ in size",
+        hint=f"the last of two or more dimensions holds the {parts} parts of each element, the low bits first")
+  return (TileType(x.shape[:-1], to),)
 
 
 def _floats(primitive: Primitive, what: str, python: Callable[..., Any], *args: Any) -> Any:
@@ -295,9 +306,11 @@ def bitcast_convert_type(x: Any, dtype: Any) -> Tile:
 
   Args:
     x: a tile of numbers.
-    dtype: of the same size.
+    dtype: of the same size, or smaller: then the parts of an element, the low bits first, are a new last dimension; or
+      larger: then x's last dimension are the parts.
 
-  Example: `tt.bitcast_convert_type(v, jnp.int32) & 0x7FFFFFFF` of f32 is the bits of |v|.
+  Example: `tt.bitcast_convert_type(v, jnp.int32) & 0x7FFFFFFF` of f32 is the bits of |v|;
+  `tt.bitcast_convert_type(words, jnp.bfloat16)` of u32 [m, n] is [m, n, 2].
   """
   to = dtypes.canonical(dtype)
   value = operand(x, "bitcast_convert_type: x")

@@ -5,13 +5,14 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tiletrace.core import dtypes
 from tiletrace.core.graph import Eqn, Primitive
 from tiletrace.core.ops import transcendental as ops
 from tiletrace.lowering.emit import exponentials as ex, math_functions as fn, trigonometry as trig
 from tiletrace.lowering.emit.context import EmitContext, emit_rules
 from tiletrace.lowering.emit.elementwise import each_element, of_float, register
 from tiletrace.lowering.emit.floats import bits, from_bits
-from tiletrace.lowering.emit.values import Elements, Operand
+from tiletrace.lowering.emit.values import Elements, Operand, materialise
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.instr import Instr
 from tiletrace.lowering.ptx.module import Builder
@@ -63,12 +64,15 @@ emit_rules.register(ops.clz_p)(_counted(isa.CLZ))
 def _bitcast(ctx: EmitContext, eqn: Eqn) -> None:
   """Words that several elements share stay; of 32-bit ones only the register's class changes."""
   x, to = ctx.read(eqn.values[0]), eqn.params["dtype"]
+  if x.dtype.itemsize != to.itemsize:
+    x = materialise(ctx.b, x)
+  count = x.count * x.dtype.itemsize // to.itemsize
   if x.count == 1 and not isinstance(x.regs[0], Reg):
     regs: tuple[Operand, ...] = (np.asarray(x.regs[0]).astype(x.dtype).view(to).item(),)
-  elif to.itemsize < 4:
+  elif to.itemsize < 4 and x.dtype != dtypes.f32:
     regs = x.regs
   else:
     change = {"f32": bits, "b32": from_bits}
-    wanted = "f32" if to.kind == "f" else "b32"
+    wanted = "f32" if to == dtypes.f32 else "b32"
     regs = tuple(r if not isinstance(r, Reg) or r.cls == wanted else change[r.cls](ctx.b, r) for r in x.regs)
-  ctx.bind(eqn.outvars[0], Elements(to, x.count, regs))
+  ctx.bind(eqn.outvars[0], Elements(to, count, regs))

@@ -2,13 +2,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
 from tiletrace.lowering.layouts import f2
-from tiletrace.lowering.layouts.normal import REPLICA, NotALayout, Outer
+from tiletrace.lowering.layouts.normal import FIELD, REPLICA, NotALayout, Outer
 from tiletrace.lowering.layouts.relation import Layout, build, fit
 
 FragmentLayout = Layout      # axes reg, lane, warp
@@ -279,3 +279,22 @@ def row_of(layout: FragmentLayout, dim: int) -> FragmentLayout:
   Example: `row_of(wgmma_accumulator(64, 256), 1)` is [64], two registers a thread, copied to four lanes.
   """
   return drop_copies(layout.project((dim,)))[0]
+
+
+def split_registers(layout: FragmentLayout, parts: int) -> FragmentLayout:
+  """Each element as `parts` neighbours in registers, a power of two of them: a new last dimension."""
+  new, wide = layout.rank, layout.expand_dims(layout.rank)
+  columns = [1 << FIELD * new + b for b in range(parts.bit_length() - 1)]
+  outers = [replace(o, stride=o.stride * parts) if o.axis == "reg" else o for o in wide.outers]
+  core = {**dict(wide.core), "reg": [*columns, *wide.columns("reg")]}
+  return build((*layout.shape, parts), core, outers, valid=(*layout.valid, parts), origin=dict(layout.origin))
+
+
+def join_registers(layout: FragmentLayout, parts: int) -> FragmentLayout | None:
+  """The inverse of `split_registers`; None where the last dimension is not the neighbours."""
+  table = layout.table(("warp", "lane", "reg"))[:, :, ::parts, :-1]
+  try:
+    found = fit(("warp", "lane", "reg"), layout.shape[:-1], table, valid=layout.valid[:-1])
+  except NotALayout:
+    return None
+  return found if split_registers(found, parts) == layout else None
