@@ -29,7 +29,7 @@ from tiletrace.lowering.target import H200, SM_90A
 from tiletrace.sim.launch import run
 
 
-@pytest.fixture(scope="module", params=["gemm", "softmax", "relayout", "odd_rows"])
+@pytest.fixture(scope="module", params=["gemm", "softmax", "relayout", "odd_rows", "mma_sync"])
 def subject(request: pytest.FixtureRequest) -> Subject:
   return SUBJECTS[request.param]()
 

@@ -47,6 +47,9 @@ class Report:
     return json_module.dumps(self.data, indent=2)
 
 
+_STANDS_FOR = {"mma_sync": "gemm"}      # what a variant makes of an operation
+
+
 def cost(lowering: pipeline.Lowering) -> dict[str, int]:
   """FLOPs of the gemms, where an abstract number of trips counts for the fewest that are possible, and bytes of every
   input and output once."""
@@ -124,12 +127,12 @@ def _ops(lowering: pipeline.Lowering, places: Iterable[Site], layouts: Legend) -
   """Every operation of the kernel on tiles, in program order, with its variant and what it became; then what the
   scheduler added without one."""
   selected, became = lowering.selected, _Became(lowering, places, layouts)
-  choices = {c.loc: c for c in selected.choices}
+  choices = {(c.loc, c.op): c for c in selected.choices}
   out: list[dict[str, Any]] = []
 
   def add(op: str, loc: Loc, layout: str | None = None) -> None:
-    choice = choices.get(loc)
-    choice = choice if choice is not None and op.startswith(choice.op) else None
+    op = _STANDS_FOR.get(op, op)
+    choice = choices.pop((loc, op if (loc, op) in choices else op.removesuffix("_async")), None)
     out.append({"op": op, "line": loc.short(), "variant": choice.variant if choice is not None else None,
                 "declined": [{"variant": v, "reason": r} for v, r in (choice.declined if choice is not None else ())],
                 "layout": layout, "accesses": became.take(loc)})
@@ -138,6 +141,8 @@ def _ops(lowering: pipeline.Lowering, places: Iterable[Site], layouts: Legend) -
     held = [selected.layouts[v] for v in eqn.outvars if v in selected.layouts and isinstance(v.type, TileType)]
     if held or any(r.type.space is not Space.FRAGMENT for r in eqn.refs):
       add(eqn.primitive.name, eqn.loc, layouts.name(held[0]) if held else None)
+  for loc, op in list(choices):
+    add(op, loc)
   for loc, accesses in became.rest():
     out.append({"op": "schedule", "line": loc.short(), "variant": None, "declined": [], "layout": None,
                 "accesses": accesses})

@@ -74,7 +74,7 @@ def roofline(found: Work, target: Target, programs: int) -> dict[str, Any]:
   A program runs on one SM, so fewer programs than SMs have their part of the FLOPs only.
   """
   device = DEVICES[target.name]
-  used = min(1.0, programs / target.sm_count)
+  used = min(1.0, max(programs, 1) / target.sm_count)
   seconds = {
       "tensor cores": sum(n / device.tensor_flops[t] for t, n in found.tensor_flops.items()) / used,
       "other units": found.other_flops / device.f32_flops / used,

@@ -73,7 +73,7 @@ class Counters:
     by_lane, active = _by_warp(threads, target)
     waves = shared_wavefronts(by_lane, nbytes, active)
     self.wavefronts += int(waves.sum())
-    self.ideal += int(np.minimum(waves, -(-WARP * nbytes // _PORT)).sum())
+    self.ideal += int(np.minimum(waves, np.maximum(1, -(-active.sum(1) * nbytes // _PORT))).sum())
 
   def bulk(self, op: Op, nbytes: int, *, load: bool) -> None:
     self.bytes["global to shared by TMA" if load else "shared to global by TMA"] += nbytes
