@@ -117,7 +117,7 @@ def test_every_tiling_assembles_without_spills_and_overlaps(head_dim, causal, sc
   q, k, v = (jax.ShapeDtypeStruct((1, 2000, 2, head_dim), BF16),) * 3
   tiling = choose_attention_tiling(head_dim, 2000, causal=causal, plain=score is None)
   rule = AttentionRule(0.1, right=0 if causal else None, score=score)
-  compiled = attention_call(q.shape, BF16, tiling, rule, residual=True).trace(q, k, v, None).lower().compile()
+  compiled = attention_call(q.shape, q.shape, BF16, tiling, rule, residual=True).trace(q, k, v, None).lower().compile()
   assert compiled.memory_analysis()["spill_stores"] == 0
   waits = re.findall(r"wgmma.wait_group.sync.aligned (\d)", compiled.lowered.as_text("ptx"))
   assert waits.count("1") == 1 and set(waits) == {"0", "1"}
@@ -127,8 +127,21 @@ def test_every_tiling_assembles_without_spills_and_overlaps(head_dim, causal, sc
 
 def test_causal_programs_are_balanced():
   q = jax.ShapeDtypeStruct((4, 4096, 16, 128), BF16)
-  call = attention_call(q.shape, BF16, choose_attention_tiling(128, 4096, causal=True), AttentionRule(0.1, right=0))
+  tiling = choose_attention_tiling(128, 4096, causal=True)
+  call = attention_call(q.shape, q.shape, BF16, tiling, AttentionRule(0.1, right=0))
   assert "the CTA that is free first" in str(call.trace(q, q, q, None).lower().report())
+  assert call.options.grid == (4, 1, 32, 16)
+
+
+def test_heads_go_together_while_their_keys_stay_in_l2():
+  def grid(t, n, kv, h, causal):
+    q, k = (2, t, n, h), (2, t, kv, h)
+    tiling = choose_attention_tiling(h, t, causal=causal)
+    return attention_call(q, k, BF16, tiling, AttentionRule(0.1, right=0 if causal else None)).options.grid
+
+  assert grid(16384, 16, 16, 128, True) == (2, 4, 86, 4)
+  assert grid(16384, 16, 4, 128, True) == (2, 1, 86, 16)
+  assert grid(16384, 16, 16, 128, False) == (2, 16, 86, 1)
 
 
 @pytest.mark.parametrize(("change", "message"), [
@@ -165,4 +178,4 @@ def test_packed_operands_that_do_not_fit_are_refused():
 def test_a_tile_that_fits_no_schedule_is_refused_with_the_sum():
   q = jax.ShapeDtypeStruct((1, 500, 1, 256), BF16)
   with pytest.raises(tt.TileTraceError, match="k_s"):
-    attention_call(q.shape, BF16, AttentionTiling(128, 128, 2, 4), AttentionRule(0.1)).trace(q, q, q, None).lower()
+    attention_call(q.shape, q.shape, BF16, AttentionTiling(128, 128, 2, 4), AttentionRule(0.1)).lower(q, q, q, None)

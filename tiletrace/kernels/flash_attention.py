@@ -21,6 +21,7 @@ from tiletrace.core.source import caller_loc
 _LOG2E = math.log2(math.e)
 _TAU = 8.0                 # in powers of two: how far a row may grow beyond its base before it is rescaled
 HEAD_DIMS = (64, 96, 128, 192, 256)
+_L2_BYTES = 32 << 20       # of keys and values that programs beside each other share
 
 Score = Callable[[jax.Array], jax.Array]
 
@@ -53,7 +54,7 @@ def choose_attention_tiling(head_dim: int, keys: int, *, causal: bool = False, p
 
 def attention_kernel(q, k, v, lengths, o, residual, *, tiling, rule):
   """o[b, t, n, h], residual[b, t, n]; lengths[b] of k and v, or None."""
-  b, i, n = tt.program_id(0), tt.num_programs(1) - 1 - tt.program_id(1), tt.program_id(2)     # the longest rows first
+  b, i, n = _place_in_grid()
   s = k.shape[1]
   head = n // (q.shape[2] // k.shape[2])                   # query heads of a group share one head of keys
   rows = tt.block(i, tiling.bm)
@@ -69,7 +70,7 @@ def attention_kernel(q, k, v, lengths, o, residual, *, tiling, rule):
 
 def packed_attention_kernel(q, k, v, q_starts, k_starts, o, residual, *, tiling, rule):
   """o[t, n, h], residual[t, n]: queries q_starts[b] to q_starts[b + 1] see keys k_starts[b] to k_starts[b + 1]."""
-  b, i, n = tt.program_id(0), tt.num_programs(1) - 1 - tt.program_id(1), tt.program_id(2)
+  b, i, n = _place_in_grid()
   head = n // (q.shape[1] // k.shape[1])
   first, first_key = q_starts[b], k_starts[b]
   length = q_starts[b + 1] - first
@@ -82,6 +83,20 @@ def packed_attention_kernel(q, k, v, q_starts, k_starts, o, residual, *, tiling,
     o.at[tt.ds(first, length), n, :][tt.block(i, tiling.bm), :] = out.astype(o.dtype)      # not the next one's rows
     if residual is not None:
       residual.at[tt.ds(first, length), n][tt.block(i, tiling.bm)] = lse
+
+
+def _place_in_grid():
+  """(example, tile of queries, head): heads in groups, and of each group the longest rows first."""
+  return (tt.program_id(0), tt.num_programs(2) - 1 - tt.program_id(2),
+          tt.program_id(1) * tt.num_programs(3) + tt.program_id(3))
+
+
+def _grid(b: int, tiles: int, heads: int, kv_heads: int, head_bytes: int, rule: AttentionRule) -> tuple[int, ...]:
+  """Heads go together where rows differ in length, as far as their keys and values (`head_bytes` each) stay in L2."""
+  fitting = [g for g in range(1, heads + 1) if heads % g == 0 and (
+      g == 1 or tt.cdiv(g * kv_heads, heads) * head_bytes <= _L2_BYTES)]
+  group = fitting[-1] if rule.right is not None or rule.left is not None else 1
+  return b, heads // group, tiles, group
 
 
 def attend(q, keys, values, *, stop, place, tail, inside, tiling, rule):
@@ -223,14 +238,14 @@ def flash_attention(query: jax.Array, key: jax.Array, value: jax.Array, *, scale
     >>> y.shape, bool(jnp.allclose(y.astype("float32"), z.astype("float32"), atol=0.02))
     ((1, 50, 4, 64), True)
   """
-  b, t, n, h = _check_operands(query, key, value)
+  b, *_, h = _check_operands(query, key, value)
   lengths = key_value_seq_lengths
   if lengths is not None and (lengths.shape != (b,) or lengths.dtype != jnp.int32):
     raise TileTypeError(f"flash_attention: key_value_seq_lengths is {lengths.dtype}{list(lengths.shape)}",
                         loc=caller_loc(), hint=f"int32 [{b}], one length for each example")
   rule = _rule(h, scale, is_causal, local_window_size, query_offset, score)
   tiling = choose_attention_tiling(h, key.shape[1], causal=is_causal, plain=score is None)
-  call = attention_call((b, t, n, h), query.dtype, tiling, rule, residual=return_residual)
+  call = attention_call(query.shape, key.shape, query.dtype, tiling, rule, residual=return_residual)
   out, residual = call(query, key, value, lengths)
   return (out, residual) if return_residual else out
 
@@ -283,20 +298,22 @@ def flash_attention_packed(query: jax.Array, key: jax.Array, value: jax.Array, q
           jax.ShapeDtypeStruct((t, n), jnp.float32) if return_residual else None)
   call = tt.tile_call(
       functools.partial(packed_attention_kernel, tiling=tiling, rule=rule), outs,
-      grid=(query_starts.shape[0] - 1, tt.cdiv(max_query_length, tiling.bm), n), warpgroups=tiling.warpgroups,
-      name="flash_attention_packed")
+      grid=_grid(query_starts.shape[0] - 1, tt.cdiv(max_query_length, tiling.bm), n, key.shape[1],
+                 4 * max_query_length * h, rule),
+      warpgroups=tiling.warpgroups, name="flash_attention_packed")
   out, residual = call(query, key, value, query_starts, key_starts)
   return (out, residual) if return_residual else out
 
 
-def attention_call(shape: tuple[int, ...], dtype: Any, tiling: AttentionTiling, rule: AttentionRule, *,
-                   residual: bool = False) -> tt.TileCall:
+def attention_call(shape: tuple[int, ...], key_shape: tuple[int, ...], dtype: Any, tiling: AttentionTiling,
+                   rule: AttentionRule, *, residual: bool = False) -> tt.TileCall:
   """The call behind `flash_attention` for a query of `shape`, of (query, key, value, lengths or None)."""
-  b, t, n, _ = shape
+  (b, t, n, h), (_, s, kv_heads, _) = shape, key_shape
   outs = (jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct((b, t, n), jnp.float32) if residual else None)
   return tt.tile_call(functools.partial(attention_kernel, tiling=tiling, rule=rule), outs,
-                      grid=(b, tt.cdiv(t, tiling.bm), n), warpgroups=tiling.warpgroups, persistent=tiling.persistent,
-                      name="flash_attention", vjp=functools.partial(_backward, rule=rule, residual=residual))
+                      grid=_grid(b, tt.cdiv(t, tiling.bm), n, kv_heads, 4 * s * h, rule),
+                      warpgroups=tiling.warpgroups, persistent=tiling.persistent, name="flash_attention",
+                      vjp=functools.partial(_backward, rule=rule, residual=residual))
 
 
 def attention_reference(query: jax.Array, key: jax.Array, value: jax.Array, *, scale: float | None = None,
