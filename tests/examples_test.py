@@ -1,6 +1,7 @@
 """The examples run as a user runs them, on the CPU, and print what they say; the benchmarks explain themselves."""
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import re
@@ -54,6 +55,18 @@ def test_look_inside_prints_every_stage(tmp_path):
            "report": "0 bytes spilled"}
   assert not {stage: fact for stage, fact in facts.items() if fact not in stages[stage]}
   assert re.search(r"/\*0000\*/|\(skipped: nvdisasm was not found; searched:; pip install", stages["sass"])
+
+
+def test_timeline_says_where_the_steps_go_and_writes_what_to_look_at(tmp_path):
+  lines = output("examples/timeline.py", str(tmp_path)).splitlines()
+
+  # 9 programs of 3 blocks, each warpgroup the loop, its blocks and the store
+  assert lines[0] == f"192 x 192 x 192 on the simulator, {2 * 9 * (1 + 3 + 1)} spans:"
+  told = [re.fullmatch(r"  warpgroup (\d), (.*): (\d+) times, median (\d+) steps", line) for line in lines[1:7]]
+  found = [(int(m[1]), m[2], int(m[3])) for m in told if m is not None]
+  assert found == [(w, name, count) for w in (0, 1) for name, count in (("block", 27), ("main loop", 9), ("store", 9))]
+  assert len(json.loads((tmp_path / "trace.json").read_text())["traceEvents"]) > 2 * 9 * 5
+  assert "<canvas" in (tmp_path / "layouts.html").read_text()
 
 
 @pytest.mark.parametrize("benchmark", ["matmul", "scaled_matmul", "grouped_matmul", "compile_time", "launch_overhead"])

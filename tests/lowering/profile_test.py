@@ -104,6 +104,27 @@ def test_producer_and_consumers_record_their_own_spans_and_wgmma_is_not_serialis
     assert producer.start < consumer.end                            # it starts copies before they are multiplied
 
 
+def test_roles_that_the_author_writes_record_where_they_are_written_and_elected_threads_too():
+  def kernel(x, y):
+    s = tt.alloc_shared((128,), x.dtype)
+    ready = tt.alloc_barrier(1, arrivals=1)
+    with tt.warpgroup(0):
+      with tt.profile("bring"), tt.elect():
+        with tt.profile("start"):
+          ready[0].arrive_expect_tx(s.nbytes)
+          tt.copy_async(x, s, barrier=ready[0], dispatch="tma")
+    with tt.warpgroup(range(1, 3)):
+      with tt.profile("use"):
+        ready[0].wait(0)
+        y[...] = s[...]
+
+  x = rng.standard_normal(128).astype(F32)
+  call = call_of(kernel, struct(128), warpgroups=3, backend="sim")
+  found = spans(call, x)
+  assert sorted((e.warpgroup, e.name) for e in found) == [(0, "bring"), (0, "start"), (1, "use"), (2, "use")]
+  np.testing.assert_array_equal(call(x), x)
+
+
 def test_the_cost_of_a_kernel_is_without_its_records():
   x, n = inputs()
   costs = [call_of(rows_kernel, struct(3, 256), grid=3, options=o).lower(x, n).compile().cost_analysis()
