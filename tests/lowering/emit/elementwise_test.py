@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import tiletrace as tt
+from tests.gpu.corpus import Case
+from tests.lowering import simulated
 from tests.lowering.kernels import BF16, F16, F32, I32, assemble, count, lower, struct
 from tiletrace.core.errors import LoweringError
 
@@ -119,9 +121,32 @@ def test_division_by_a_literal_power_of_two_is_a_shift_or_a_mask(f, instruction)
 
 
 def test_bf16_is_computed_in_f32_and_packed_in_pairs():
-  lowered = ptx(lambda x: x * 2 + 1, BF16, n=1024)
-  assert count(lowered, "mul.f32|add.f32|fma") >= 8
+  lowered = ptx(lambda x: tt.exp(x), BF16, n=1024)
+  assert count(lowered, "ex2") >= 8
   assert count(lowered, "cvt.rn.bf16x2.f32") >= 4
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize("f", [operator.add, operator.sub, operator.mul])
+def test_sums_and_products_of_16_bits_are_made_in_pairs_with_the_bits_of_f32_rounded_once(f, dtype):
+  name = {operator.add: "add", operator.sub: "sub", operator.mul: "mul"}[f]
+  rng = np.random.default_rng(0)
+  x, y = rng.integers(0, 2**16, (2, 4096), np.uint16).view(dtype)      # infinities, NaNs and subnormal numbers, too
+  lowered = ptx(lambda x: f(x, x), dtype, n=1024)
+  assert count(lowered, f"{name}.rn.{'bf16x2' if dtype == BF16 else 'f16x2'}") == 4 and count(lowered, r"cvt\.") == 0
+
+  def kernel(x, y, o):
+    o[...] = f(x[...], y[...])
+
+  call = tt.tile_call(kernel, struct(4096, dtype=dtype), grid=1)
+  lowered = call.lower(x, y)
+  assemble(lowered)
+  (got,) = simulated.run(lowered, Case(call, (x, y), (), "exact"))
+  with np.errstate(all="ignore"):
+    want = f(x.astype(F32), y.astype(F32)).astype(dtype)
+  finite = ~np.isnan(want.astype(F32))
+  np.testing.assert_array_equal(got.view(np.uint16)[finite], want.view(np.uint16)[finite])
+  assert np.isnan(got[~finite].astype(F32)).all()
 
 
 def test_min_and_max_keep_nan():

@@ -1,4 +1,5 @@
-"""Elementwise ops: each element computed in f32, s32 or a predicate, and rounded back to its dtype."""
+"""Elementwise ops: each element computed in f32, s32 or a predicate, and rounded back to its dtype; sums and products
+of 16-bit floats in pairs."""
 from __future__ import annotations
 
 import math
@@ -13,6 +14,7 @@ from tiletrace.core.ops import elementwise as ew
 from tiletrace.lowering.emit import exponentials as ex, math_functions as fn, trigonometry as trig
 from tiletrace.lowering.emit.context import EmitContext, emit_rules
 from tiletrace.lowering.emit.floats import mul
+from tiletrace.lowering.emit.packed import PACKED, in_pairs
 from tiletrace.lowering.emit.values import Operand, pack, register_class, unpack
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.module import Builder
@@ -283,7 +285,8 @@ _APPROXIMATE: dict[Primitive, Callable[[Builder, Reg], Operand]] = {
 }
 EACH.update({primitive: of_float(function) for primitive, function in _APPROXIMATE.items()})
 for _primitive, _row_of in EACH.items():
-  emit_rules.register(_primitive)(each_element(_row_of))
+  _rule = each_element(_row_of)
+  emit_rules.register(_primitive)(in_pairs(PACKED[_primitive], _rule) if _primitive in PACKED else _rule)
 emit_rules.register(ew.floordiv_p)(lambda ctx, eqn: _int_division(ctx, eqn, quotient=True))
 emit_rules.register(ew.mod_p)(lambda ctx, eqn: _int_division(ctx, eqn, quotient=False))
 emit_rules.register(ew.select_p)(_select)
