@@ -13,8 +13,10 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
+from jax import export
 
 from tiletrace.core import config
+from tiletrace.core.dimensions import Pattern, Sizes, parse
 from tiletrace.core.dtypes import canonical
 from tiletrace.core.effects import Access, RefEffect
 from tiletrace.core.errors import ResourceError, TileTypeError
@@ -23,7 +25,7 @@ from tiletrace.core.ops.memory import store_p
 from tiletrace.core.rules import effects
 from tiletrace.core.source import function_loc, user_loc
 from tiletrace.core.trace import Trace, trace_kernel
-from tiletrace.core.types import RefType, Space
+from tiletrace.core.types import MAX_PROGRAMS, RefType, Space, grid_size
 from tiletrace.ffi import primitive
 from tiletrace.lowering.options import CompileOptions
 from tiletrace.lowering.target import SM_90A
@@ -45,8 +47,9 @@ class TileCall:
   """A kernel with its launch. Call it with arrays, inside or outside jax.jit; `trace` and `lower` give its stages."""
 
   def __init__(self, kernel: Callable[..., None], out_shape: Any, options: CallOptions, *, aliases: dict[int, int],
-               vjp: Any, compile_options: CompileOptions, backend: str | None, name: str | None):
-    self.kernel, self.out_shape, self.options = kernel, out_shape, options
+               vjp: Any, compile_options: CompileOptions, backend: str | None, name: str | None,
+               patterns: tuple[Pattern, ...] | None = None):
+    self.kernel, self.out_shape, self.options, self.patterns = kernel, out_shape, options, patterns
     self.aliases, self.vjp, self.compile_options, self.backend = aliases, vjp, compile_options, backend
     self._function = _innermost(kernel)
     self.__name__ = name or getattr(self._function, "__name__", type(self._function).__name__)
@@ -106,31 +109,63 @@ class TileCall:
     return call
 
   def _program(self, avals: tuple[primitive.Aval, ...], structure: Any) -> TileProgram:
-    key = (self._statics, self.__name__, avals, structure, _out_key(self.out_shape), self.options,
-           tuple(self.aliases.items()), self.compile_options, self.backend)
-    programs = _programs(self._function)
-    program = programs.get(key)
-    if program is None:
-      graph = self._graph(avals, structure)
-      program = programs[key] = TileProgram(graph, self.compile_options, self.backend)
-    return program
-
-  def _graph(self, avals: tuple[primitive.Aval, ...], structure: Any) -> TileGraph:
     outs, out_structure = jax.tree.flatten(self.out_shape)
+    out_avals = tuple((tuple(o.shape), np.dtype(o.dtype)) for o in outs)
+    static = (self._statics, self.__name__, structure, out_structure, tuple(self.aliases.items()), self.compile_options,
+              self.backend)
+    programs = _programs(self._function)
+    if any(export.is_symbolic_dim(n) for shape, _ in (*avals, *out_avals) for n in shape):
+      return self._dynamic(programs, static, avals, out_avals, structure)   # of no use to other calls
+    key = (static, avals, out_avals, self.options, self.patterns)
+    if key not in programs and self.patterns is None:
+      graph = self._graph(avals, out_avals, self.options, structure)
+      programs[key] = TileProgram(graph, self.compile_options, self.backend)
+    elif key not in programs:
+      programs[key] = self._dynamic(programs, static, avals, out_avals, structure)
+    return programs[key]
+
+  def _dynamic(self, programs: dict[Hashable, TileProgram], static: Hashable, avals: tuple[primitive.Aval, ...],
+               out_avals: tuple[primitive.Aval, ...], structure: Any) -> TileProgram:
+    """The program of dynamic shapes: traced once, for whatever sizes."""
+    sizes, arrays = Sizes(self.__name__), (*avals, *out_avals)
+    if self.patterns is None:
+      raise TileTypeError(f"{self.__name__}: a shape is symbolic: {', '.join(str(shape) for shape, _ in arrays)}",
+                          loc=user_loc(), hint="dynamic_shapes= gives such dimensions a name; or export with concrete "
+                                               "shapes")
+    if len(self.patterns) != len(arrays):
+      raise TileTypeError(f"{self.__name__}: dynamic_shapes has {len(self.patterns)} strings, the call {len(avals)} "
+                          f"inputs and {len(out_avals)} outputs", loc=user_loc(), hint="one for each array, or None")
+    labels = self._labels(structure, len(avals))
+    found = [(sizes.match(label, pattern, shape), dtype)
+             for label, pattern, (shape, dtype) in zip(labels, self.patterns, arrays, strict=True)]
+    cluster = self.options.cluster or (1,) * len(self.options.grid)
+    axes = {grid_size(a).names[0]: n // c for a, (n, c) in enumerate(zip(self.options.grid, cluster, strict=True))}
+    options = dataclasses.replace(self.options, grid=tuple(grid_size(a) * c for a, c in enumerate(cluster)))
+    inputs, outputs = tuple(found[:len(avals)]), tuple(found[len(avals):])
+    key = (static, inputs, outputs, options)
+    if key not in programs:
+      graph = self._graph(inputs, outputs, options, structure)
+      programs[key] = TileProgram(graph, self.compile_options, self.backend, tuple((sizes.values | axes).items()))
+    return programs[key].at(tuple((sizes.values | axes).items()))
+
+  def _labels(self, structure: Any, inputs: int) -> list[str]:
+    """A name for each input leaf and each output leaf."""
+    outs = jax.tree.structure(self.out_shape)
     several = isinstance(self.out_shape, tuple | list)
-    for shape in (*(shape for shape, _ in avals), *(o.shape for o in outs)):
-      if not all(isinstance(n, int | np.integer) for n in shape):
-        raise TileTypeError(f"{self.__name__}: the shape ({', '.join(map(str, shape))}) is symbolic", loc=user_loc(),
-                            hint="a kernel is compiled for the sizes of its arrays: export with concrete shapes")
-    inputs = jax.tree.unflatten(structure, range(len(avals)))
-    names = self._parameter_names(len(inputs), len(self.out_shape) if several else 1)
-    out_types = [RefType(tuple(o.shape), canonical(o.dtype), Space.GLOBAL) for o in outs]
+    args = jax.tree.unflatten(structure, range(inputs))
+    names = self._parameter_names(len(args), len(self.out_shape) if several else 1)
+    return _leaf_names(names, args, jax.tree.unflatten(outs, range(outs.num_leaves)), several)
+
+  def _graph(self, avals: tuple[Any, ...], out_avals: tuple[Any, ...], options: CallOptions, structure: Any
+             ) -> TileGraph:
+    """Traces for arrays of (shape, dtype); with dynamic shapes an extent may be a Size."""
+    several, out_structure = isinstance(self.out_shape, tuple | list), jax.tree.structure(self.out_shape)
+    labels = self._labels(structure, len(avals))
+    out_types = [RefType(tuple(shape), canonical(dtype), Space.GLOBAL) for shape, dtype in out_avals]
     loc = function_loc(self.kernel) or user_loc()
     invars: list[Var] = []
-    arg_names: list[str] = []
 
     def make_args(trace: Trace) -> list[Any]:
-      labels = _leaf_names(names, inputs, jax.tree.unflatten(out_structure, range(len(outs))), several)
       refs = []
       for i, (shape, dtype) in enumerate(avals):
         ref = trace.binder(RefType(tuple(shape), canonical(dtype), Space.GLOBAL), loc, labels[i])
@@ -145,12 +180,11 @@ class TileCall:
         else:
           made.append(trace.binder(type_, loc, labels[len(avals) + o]))
       invars.extend(r.var for r in (*refs, *made))
-      arg_names.extend(labels)
       given, produced = jax.tree.unflatten(structure, refs), jax.tree.unflatten(out_structure, made)
       return [*given, *(produced if several else (produced,))]
 
-    body, returned = trace_kernel(self.kernel, make_args, name=self.__name__, options=self.options)
-    graph = TileGraph(self.__name__, tuple(invars), tuple(arg_names), len(avals), body, self.options, loc)
+    body, returned = trace_kernel(self.kernel, make_args, name=self.__name__, options=options)
+    graph = TileGraph(self.__name__, tuple(invars), tuple(labels), len(avals), body, options, loc)
     if returned is not None:
       raise TileTypeError(f"the kernel {self.__name__} returned {type(returned).__name__}", loc=loc,
                           hint="a kernel stores into its output references and returns None")
@@ -295,14 +329,31 @@ def _aval(x: Any, name: str) -> primitive.Aval:
   return tuple(x.shape), np.dtype(jax.dtypes.canonicalize_dtype(x.dtype))
 
 
-def _out_key(out_shape: Any) -> Hashable:
-  leaves, structure = jax.tree.flatten(out_shape)
-  return structure, tuple((tuple(o.shape), np.dtype(o.dtype)) for o in leaves)
+def _patterns(dynamic_shapes: Any, name: str) -> tuple[Pattern, ...] | None:
+  if dynamic_shapes is None:
+    return None
+  if not isinstance(dynamic_shapes, tuple | list):
+    raise TileTypeError(f"tile_call({name}): dynamic_shapes={dynamic_shapes!r} must be a tuple", loc=user_loc(),
+                        hint='a string or None for each array, inputs first: ("m, k", "k, 128", "m, 128")')
+  out = []
+  for i, text in enumerate(dynamic_shapes):
+    try:
+      out.append(parse(text))
+    except ValueError as e:
+      raise TileTypeError(f"tile_call({name}): dynamic_shapes[{i}]: {e}", loc=user_loc(),
+                          hint='dimensions are written "m, 8*k, 64": names, multiples of names, numbers') from None
+  return tuple(out)
 
 
-def _grid(grid: Any, name: str) -> tuple[int, ...]:
+def _grid(grid: Any, name: str, dynamic: bool) -> tuple[Any, ...]:
+  """Python ints; with dynamic shapes symbolic dimensions too."""
   extents = grid if isinstance(grid, tuple | list) else (grid,)
+  if dynamic and any(export.is_symbolic_dim(n) for n in extents):
+    return tuple(extents)
   for axis, n in enumerate(extents):
+    if dynamic and isinstance(n, int) and n > MAX_PROGRAMS:
+      raise ResourceError(f"tile_call({name}): grid[{axis}] is {n}, with dynamic_shapes an axis has at most "
+                          f"{MAX_PROGRAMS} programs", loc=user_loc(), hint="take larger blocks, or loop in the kernel")
     if isinstance(n, bool) or not isinstance(n, int | np.integer):
       raise TileTypeError(f"tile_call({name}): grid[{axis}] must be a Python int, got {n!r}", loc=user_loc(),
                           hint="use tt.cdiv(n, block), or // with Python ints")
@@ -322,7 +373,7 @@ def _cluster(cluster: Any, grid: tuple[int, ...], name: str) -> tuple[int, ...] 
                         "axes of the grid", loc=user_loc(), hint=f"cluster={(1,) * (len(grid) - 1) + (2,)}, say")
   for axis, (c, n) in enumerate(zip(cluster, grid, strict=True)):
     _count(c, f"cluster[{axis}]", name, SM_90A.max_cluster)
-    if n % c:
+    if n % c != 0:
       raise TileTypeError(f"tile_call({name}): clusters of {c} CTAs do not divide grid[{axis}] = {n}", loc=user_loc(),
                           hint=f"grid[{axis}] = {-(-n // c) * c}: blocks past the end of an array are empty")
   if math.prod(cluster) > SM_90A.max_cluster:
@@ -367,6 +418,10 @@ def tile_call(kernel: Callable[..., None], out_shape: Any, *, grid: int | tuple[
       does not depend on an axis are made once for the CTAs along it (TMA multicast), each CTA bringing a part.
     raster: rows of programs that are taken together, for locality in L2, over the last two axes of the grid.
     persistent: launch one CTA for each SM and loop over the programs.
+    dynamic_shapes: a string for each array, inputs, then outputs, with jax.export's words: "m, 8*k, 64". One compiled
+      kernel serves all sizes of the dimensions that have a name; there `ref.shape` has an i32 scalar. One name is one
+      size, a number is that size, and "8*k" promises a multiple of 8; each call checks. "_" is a dimension that is
+      static whatever its size, None an array of those.
     input_output_aliases: {input: output} that are the same memory; the kernel gets one reference for both.
     vjp: vjp(inputs, outputs, cotangents) -> the inputs' cotangents, any JAX code. `inputs` is the tuple of arguments,
       the other two are trees like out_shape; the result is a tuple like `inputs`, where None stands for zero. Or "xla":
@@ -394,17 +449,17 @@ def tile_call(kernel: Callable[..., None], out_shape: Any, *, grid: int | tuple[
   for k in unknown:
     raise TypeError(f"tile_call() has no keyword {k!r}" + (f"; use {_TRANSLATIONS[k]}" if k in _TRANSLATIONS else ""))
   label = name or getattr(_innermost(kernel), "__name__", "kernel")
-  for what, value in (("dynamic_shapes", dynamic_shapes), ("cost_estimate", cost_estimate)):
-    if value is not None:
-      raise TileTypeError(f"tile_call({label}): {what}={value!r}: there are none yet", loc=user_loc(),
-                          hint=f"drop {what}=")
+  if cost_estimate is not None:
+    raise TileTypeError(f"tile_call({label}): cost_estimate={cost_estimate!r}: there are none yet", loc=user_loc(),
+                        hint="drop cost_estimate=")
   if not label.isidentifier():
     raise TileTypeError(f"tile_call: name {label!r} is not an identifier, as a GPU symbol must be", loc=user_loc(),
                         hint='give one: name="my_kernel"')
   if backend not in (None, "xla", "sim"):
     raise TileTypeError(f"tile_call({label}): backend is {backend!r}", loc=user_loc(), hint='None, "xla" or "sim"')
   backend = backend or config.read().backend
-  extents = _grid(grid, label)
+  patterns = _patterns(dynamic_shapes, label)
+  extents = _grid(grid, label, patterns is not None)
   if raster is not None:
     _count(raster, "raster", label)
     if len(extents) < 2:
@@ -423,4 +478,4 @@ def tile_call(kernel: Callable[..., None], out_shape: Any, *, grid: int | tuple[
   call = CallOptions(extents, _count(warpgroups, "warpgroups", label, 8), _cluster(cluster, extents, label), raster,
                      persistent)
   return TileCall(kernel, out_shape, call, aliases=aliases, vjp=vjp, compile_options=options,
-                  backend=backend, name=name)
+                  backend=backend, name=name, patterns=patterns)

@@ -15,22 +15,27 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol, overload
 
 import jax
 import numpy as np
+from jax import export
 
 from tiletrace.core import config
 from tiletrace.core.batch import batch
 from tiletrace.core.digest import digest as graph_digest
-from tiletrace.core.errors import ResourceError, TileTypeError
-from tiletrace.core.graph import TileGraph, walk
+from tiletrace.core.dimensions import Sizes
+from tiletrace.core.errors import LoweringError, ResourceError, TileTypeError
+from tiletrace.core.graph import TileGraph, Var, walk
 from tiletrace.core.printer import to_text
-from tiletrace.core.types import RefType
+from tiletrace.core.source import user_loc
+from tiletrace.core.specialise import specialise
+from tiletrace.core.types import RefType, Size, extent_at
 from tiletrace.ffi import primitive
-from tiletrace.ffi.image import KernelImage, Param, TensorMapSpec
+from tiletrace.ffi.image import KernelImage, Param, SizeSource, TensorMapSpec
 from tiletrace.lowering import cache, pipeline
 from tiletrace.lowering.assemble import Cubin, sass
 from tiletrace.lowering.options import CompileOptions
@@ -60,16 +65,29 @@ class Observer(Protocol):
 OBSERVERS: list[Observer] = []
 
 
-class TileProgram:
-  """A traced kernel as the JAX primitive needs it. Equal by fingerprint: graph, options and target."""
+# Symbolic sizes print alike in different scopes of jax.export: programs of these are equal to themselves only.
+_symbolic = itertools.count()
 
-  def __init__(self, graph: TileGraph, options: CompileOptions, backend: str | None):
+
+class TileProgram:
+  """A traced kernel as the JAX primitive needs it. Equal by fingerprint: graph, options, target and sizes.
+
+  Attributes:
+    sizes: with dynamic shapes, what this call's names stand for: ints, or jax.export's symbolic dimensions.
+  """
+
+  def __init__(self, graph: TileGraph, options: CompileOptions, backend: str | None,
+               sizes: tuple[tuple[str, Any], ...] = ()):
     _check_extents(graph)
-    self.graph, self.options, self.backend = graph, options, backend
+    self.graph, self.options, self.backend, self.sizes = graph, options, backend, sizes
+    assert {name for name, _ in sizes} == set(graph.size_names), (sizes, graph.size_names)
+    self.is_symbolic = any(export.is_symbolic_dim(n) for _, n in sizes)
     self.name, self.source = graph.name, graph.loc.short()
-    self.fingerprint = cache.digest(graph_digest(graph), repr(options), repr(backend))
+    self.fingerprint = cache.digest(graph_digest(graph), repr(options), repr(backend), repr(sizes),
+                                    str(next(_symbolic)) if self.is_symbolic else "")
     self.recorders = pipeline.instrumented(graph, options)[1]
     self._images: dict[str, KernelImage] = {}
+    self._lowerings: list[pipeline.Lowering] = []
     self._batches: dict[tuple[int, tuple[bool, ...]], TileProgram] = {}
     for observer in OBSERVERS:
       observer.traced(self)
@@ -84,15 +102,66 @@ class TileProgram:
     return hash(self.fingerprint)
 
   def __reduce__(self) -> tuple[Any, ...]:
-    return TileProgram, (self.graph, self.options, self.backend)
+    return TileProgram, (self.graph, self.options, self.backend, self.sizes)
+
+  def at(self, sizes: tuple[tuple[str, Any], ...]) -> TileProgram:
+    """The program of another call: the same code for other sizes. Of empty arrays it has a code of its own, since no
+    tensor map describes them."""
+    if any(type(n) is int and n == 0 for _, n in sizes):
+      return TileProgram(specialise(self.graph, dict(sizes)), self.options, self.backend)
+    made = TileProgram(self.graph, self.options, self.backend, sizes)
+    made._images, made._lowerings = self._images, self._lowerings
+    return made
+
+  def sizes_of(self, inputs: Sequence[Any], grid: Any = None) -> dict[str, int]:
+    """The sizes of a launch of this code for arrays of other sizes, and another grid; a name that only results have is
+    what it is in this program.
+
+    Raises:
+      TileTypeError: arrays or a grid that do not fit, or empty ones, for which there is another code.
+    """
+    options, known = self.graph.options, dict(self.sizes)
+    if not known:
+      if grid is not None:
+        raise TileTypeError(f"{self.name} has no dynamic shapes: its grid is {options.grid}", loc=user_loc(),
+                            hint="drop grid=, or give tile_call dynamic_shapes=")
+      return known
+    found = Sizes(self.name)
+    for name, var, x in zip(self.graph.arg_names, self.graph.invars[:self.graph.num_inputs], inputs):
+      found.match(name, var.shape, x.shape)
+    if grid is None and any(known[name] != n for name, n in found.values.items()):
+      raise TileTypeError(f"{self.name} was traced for other sizes: its grid {self.grid} may not fit", loc=user_loc(),
+                          hint="give grid=")
+    known |= found.values
+    for n, axis in zip(self.grid if grid is None else np.atleast_1d(grid).tolist(), options.grid, strict=True):
+      if isinstance(axis, Size):
+        known[axis.names[0]] = n // axis.factor
+    if 0 in known.values():
+      raise TileTypeError(f"{self.name}: empty arrays have a code of their own", loc=user_loc(),
+                          hint='trace it for these arrays, or call it with backend="sim"')
+    return known
+
+  @functools.cached_property
+  def concrete(self) -> TileGraph:
+    """The graph with the sizes of this call."""
+    return specialise(self.graph, dict(self.sizes)) if self.sizes else self.graph
+
+  @functools.cached_property
+  def grid(self) -> tuple[Any, ...]:
+    """Programs along each axis, at this call."""
+    return tuple(extent_at(n, dict(self.sizes)) for n in self.graph.options.grid)
+
+  def _avals(self, vars: Sequence[Var]) -> tuple[primitive.Aval, ...]:
+    sizes = dict(self.sizes)
+    return tuple((tuple(extent_at(n, sizes) for n in v.shape), v.dtype) for v in vars)
 
   @property
   def in_avals(self) -> tuple[primitive.Aval, ...]:
-    return tuple((v.type.shape, v.type.dtype) for v in self.graph.invars[:self.graph.num_inputs])  # type: ignore[union-attr]
+    return self._avals(self.graph.invars[:self.graph.num_inputs])
 
   @property
   def out_avals(self) -> tuple[primitive.Aval, ...]:
-    return tuple((v.type.shape, v.type.dtype) for v in self.graph.outputs)  # type: ignore[union-attr]
+    return self._avals(self.graph.outputs)
 
   @property
   def aliases(self) -> tuple[tuple[int, int], ...]:
@@ -100,11 +169,16 @@ class TileProgram:
 
   def interpret(self, *arrays: jax.Array) -> list[jax.Array]:
     explicit = self.backend is None and any(e.primitive.level == 0 for e in walk(self.graph.body))
-    return self._simulated(*arrays) if self.backend == "sim" or explicit else self.as_jax(*arrays)
+    simulated = (self.backend == "sim" or explicit) and not self.is_symbolic
+    return self._simulated(*arrays) if simulated else self.as_jax(*arrays)
 
   def as_jax(self, *arrays: jax.Array) -> list[jax.Array]:
     """The kernel as plain jax ops, which jax can differentiate."""
-    return run_xla(self.graph, *arrays, debug=self.options.debug)
+    if self.is_symbolic:
+      raise LoweringError(f"{self.name} has the symbolic sizes {', '.join(f'{k}={n}' for k, n in self.sizes)}, which "
+                          "jax ops and the simulator do not take", loc=self.graph.loc,
+                          hint='export for GPUs alone, platforms=["cuda"], or with concrete shapes')
+    return run_xla(self.concrete, *arrays, debug=self.options.debug)
 
   def _simulated(self, *arrays: jax.Array) -> list[jax.Array]:
     """The PTX in the simulator, called back to from the compiled program."""
@@ -115,12 +189,14 @@ class TileProgram:
   def _simulate(self, lowering: pipeline.Lowering, given: Sequence[Any]) -> list[np.ndarray]:
     inputs = [np.asarray(x) for x in given]
     if not OBSERVERS:
-      return simulate(lowering, inputs)
+      return simulate(lowering, inputs, sizes=dict(self.sizes))
     return [list(observer.simulate(self, inputs)) for observer in OBSERVERS][-1]
 
-  @functools.cached_property
+  @property
   def lowering(self) -> pipeline.Lowering:
-    return pipeline.lower(self.graph, *pipeline.resolve(None, self.options))
+    if not self._lowerings:
+      self._lowerings.append(pipeline.lower(self.graph, *pipeline.resolve(None, self.options)))
+    return self._lowerings[0]
 
   def batch(self, size: int, batched: tuple[bool, ...]) -> TileProgram:
     """The program of `size` examples at once: one more grid axis; every result and the `batched` operands are wider.
@@ -133,21 +209,25 @@ class TileProgram:
     """
     key = (size, batched)
     if key not in self._batches:
-      programs = size * math.prod(self.graph.options.grid)
-      if programs > SM_90A.grid_x:
-        raise ResourceError(f"{self.name}: {size} examples of a grid of {self.graph.options.grid} are {programs} "
+      programs = size * math.prod(self.grid)
+      if not self.is_symbolic and programs > SM_90A.grid_x:
+        raise ResourceError(f"{self.name}: {size} examples of a grid of {self.grid} are {programs} "
                             f"programs, the hardware takes {SM_90A.grid_x}", loc=self.graph.loc,
                             hint="split the batch: jax.lax.map")
       wider = (*batched, *(True,) * len(self.graph.outputs))
       self._batches[key] = TileProgram(batch(self.graph, size, wider, max_rank=_TENSOR_MAP_RANK), self.options,
-                                        self.backend)
+                                       self.backend, self.sizes)
     return self._batches[key]
 
   def image(self, target: str) -> KernelImage:
-    """The compiled kernel: from memory, from the disk cache, or compiled now."""
+    """The compiled kernel: from memory, from the disk cache, or compiled now; for the sizes of this call."""
+    if self.is_symbolic:
+      raise LoweringError(f"{self.name} has symbolic sizes, and a launch needs numbers", loc=self.graph.loc,
+                          hint="export with concrete shapes")
     if target not in self._images:
       self._images[target] = compile_image(self.graph, target, self.options)
-    return self._images[target]
+    image = self._images[target]
+    return image.at(dict(self.sizes)) if self.sizes and not self.is_symbolic else image
 
 
 def simulate(lowering: pipeline.Lowering, arrays: Sequence[Any], **options: Any) -> list[np.ndarray]:
@@ -166,7 +246,7 @@ def _check_extents(graph: TileGraph) -> None:
   for name, var in zip(graph.arg_names, graph.invars, strict=True):
     assert isinstance(var.type, RefType)
     for d, n in enumerate(var.type.shape):
-      if n > 2**31 - 1:
+      if isinstance(n, int) and n > 2**31 - 1:
         raise TileTypeError(f"{graph.name}: dimension {d} of {name} has {n} elements, and an index is an i32",
                             loc=graph.loc, hint="fold it into two dimensions: x.reshape(-1, 4096)")
 
@@ -197,19 +277,34 @@ def compile_image(graph: TileGraph, target: str | None, options: CompileOptions)
 
 
 def build_image(lowering: pipeline.Lowering, cubin: Cubin) -> KernelImage:
-  """What a launch needs: the entry's parameters are the distinct references' addresses, then the tensor maps."""
+  """What a launch needs: the entry's parameters are the distinct references' addresses, the sizes that a call decides,
+  then the tensor maps."""
   graph, emitted, program = lowering.graph, lowering.emitted, lowering.program
   roots = list(dict.fromkeys(graph.invars))
   operands = [graph.invars.index(v) for v in roots]
   maps = tuple(TensorMapSpec(operands[m.argument], m.dtype, m.dims, m.strides, m.box, m.swizzle, _L2_PROMOTION)
                for m in emitted.tensor_maps)
   pointers: list[Param] = [("operand", i) for i in operands]
+  sizes = _size_sources(graph)
+  scalars: list[Param] = [("size", i) for i in range(len(sizes))]
   encoded: list[Param] = [("tensormap", i) for i in range(len(maps))]
   fingerprint = cache.digest(lowering.ptx)
   return KernelImage(graph.name, cubin.image, (math.prod(graph.options.grid), 1, 1), program.threads,
-                     graph.options.launch_cluster,
-                     program.smem_bytes, (*pointers, *encoded), maps, graph.options.persistent, graph.loc.short(),
-                     fingerprint, lowering.target.name)
+                     graph.options.launch_cluster, program.smem_bytes, (*pointers, *scalars, *encoded), maps,
+                     graph.options.persistent, graph.loc.short(), fingerprint, lowering.target.name, sizes)
+
+
+def _size_sources(graph: TileGraph) -> tuple[SizeSource, ...]:
+  """Where a call finds each of the graph's size_names: the first array's dimension that has it, or the grid's axis."""
+  found: dict[str, SizeSource] = {}
+  for i, var in enumerate(graph.invars):
+    for d, n in enumerate(var.shape):
+      if isinstance(n, Size):
+        found.setdefault(n.names[0], SizeSource(n.names[0], i, d, n.factor))
+  for axis, n in enumerate(graph.options.grid):
+    if isinstance(n, Size):
+      found[n.names[0]] = SizeSource(n.names[0], None, axis, n.factor)
+  return tuple(found[name] for name in graph.size_names)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -267,7 +362,7 @@ class Lowered:
 
   def report(self, *, json: bool = False) -> Report | str:
     """What was decided and what it costs: text where it is printed; json=True gives it in the JSON format."""
-    found = make_report(self.lowering, None)
+    found = make_report(self.lowering, None, dict(self.program.sizes))
     return found.json() if json else found
 
   def compile(self) -> Compiled:
@@ -279,12 +374,13 @@ class Lowered:
     cubin = pipeline.assemble(self.lowering)
     return Compiled(self, build_image(self.lowering, cubin), cubin)
 
-  def simulate(self, *args: Any, seed: int = 0, num_sms: int = 2, races: bool = True, most_steps: int = MOST_STEPS
-               ) -> list[np.ndarray]:
+  def simulate(self, *args: Any, grid: int | tuple[int, ...] | None = None, seed: int = 0, num_sms: int = 2,
+               races: bool = True, most_steps: int = MOST_STEPS) -> list[np.ndarray]:
     """Runs the PTX on this CPU (docs/simulator.md); returns the flat list of results.
 
     Args:
-      *args: arrays of the shapes and dtypes that were traced.
+      *args: arrays of the shapes and dtypes that were traced; with dynamic shapes of other sizes too.
+      grid: of a kernel of dynamic shapes, the programs for these sizes; default: those of the tile_call.
       seed: of what the hardware leaves open: the order of warps, when asynchronous work is done.
       num_sms: SMs of the simulated GPU, which bounds the CTAs of a persistent kernel.
       races: whether to look for data races.
@@ -292,9 +388,11 @@ class Lowered:
     Raises:
       SimulationError: a fault was found; its `faults` have them all.
       SimulatorInputError: arguments that do not fit.
+      TileTypeError: sizes that dynamic_shapes does not allow.
     """
     flat = [jax.numpy.asarray(x) for x in jax.tree.leaves(args)]
-    return simulate(self.lowering, flat, seed=seed, num_sms=num_sms, races=races, most_steps=most_steps)
+    sizes = self.program.sizes_of(flat, grid)
+    return simulate(self.lowering, flat, sizes=sizes, seed=seed, num_sms=num_sms, races=races, most_steps=most_steps)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -319,7 +417,7 @@ class Compiled:
 
   def report(self, *, json: bool = False) -> Report | str:
     """As of `Lowered`, with registers and spills."""
-    found = make_report(self.lowered.lowering, self.cubin)
+    found = make_report(self.lowered.lowering, self.cubin, dict(self.lowered.program.sizes))
     return found.json() if json else found
 
   def memory_analysis(self) -> dict[str, int]:
@@ -330,7 +428,7 @@ class Compiled:
   def cost_analysis(self) -> dict[str, int]:
     """"flops" of the gemms, where an abstract number of trips counts for the fewest that are possible, and "bytes" of
     every operand read and every result written once; a result in place is both."""
-    return cost(self.lowered.lowering)
+    return cost(self.lowered.lowering, dict(self.lowered.program.sizes))
 
   def __call__(self, *args: Any) -> Any:
     """Runs on arrays of the shapes and dtypes that were traced; returns the flat list of results."""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tiletrace.core.source import Loc
-from tiletrace.core.types import BarrierType, Dyn, RefType, TileType, Type, View, ViewDim
+from tiletrace.core.types import BarrierType, Dyn, RefType, Size, TileType, Type, View, ViewDim
 
 
 class Primitive:
@@ -153,7 +153,7 @@ class Eqn:
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallOptions:
   """The options of a tile_call that a pass may read. `warpgroups` counts consumers, `cluster` the CTAs of a cluster
-  along each axis of the grid."""
+  along each axis of the grid. With dynamic shapes each extent of the grid is a Size."""
   grid: tuple[int, ...]
   warpgroups: int = 1
   cluster: tuple[int, ...] | None = None
@@ -202,6 +202,12 @@ class TileGraph:
     first = {v: i for i, v in enumerate(self.invars[:self.num_inputs])}
     return tuple((first[v], o) for o, v in enumerate(self.outputs) if v in first)
 
+  @property
+  def size_names(self) -> tuple[str, ...]:
+    """What a call decides: the names of dynamic dimensions, then of the grid's axes."""
+    extents = [n for v in self.invars if isinstance(v.type, RefType) for n in v.type.shape]
+    return tuple(dict.fromkeys(x for n in (*extents, *self.options.grid) if isinstance(n, Size) for x in n.names))
+
   def replace(self, **changes: Any) -> TileGraph:
     return dataclasses.replace(self, **changes)
 
@@ -246,7 +252,7 @@ def prefixed(view: View, slot: Atom | int) -> tuple[View, tuple[Atom, ...]]:
   dynamic = () if isinstance(slot, int) else (slot,)
   shift = len(dynamic)
 
-  def moved(x: int | Dyn) -> int | Dyn:
+  def moved(x: Any) -> Any:
     return Dyn(x.index + shift) if isinstance(x, Dyn) else x
 
   dims = tuple(dataclasses.replace(d, start=moved(d.start), size=moved(d.size),

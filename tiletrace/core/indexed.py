@@ -90,10 +90,10 @@ def _whole_dims(ref: Ref, dims: tuple[int, ...]) -> tuple[Ref, list[Dim]]:
     p = ref.view.perm[d]
     dim, extent = parts[p], ref.type.shape[p]
     was.append(dim)
-    is_root = (dim.start, dim.size, dim.stride) == (0, extent, 1) if all(
-      isinstance(x, int) for x in (dim.start, dim.size)) else False
-    edge = (dim.start, plus(dim.start, times(dim.size, dim.stride)))
-    parts[p] = Dim(0, extent, 1, False, dim.edges if is_root else (*dim.edges, edge))
+    is_root = (dim.start, dim.size, dim.stride) == (0, extent, 1) if not any(
+      isinstance(x, Tile) for x in (dim.start, dim.size)) else False
+    edges = dim.edges if is_root else (*dim.edges, (dim.start, plus(dim.start, times(dim.size, dim.stride))))
+    parts[p] = Dim(0, extent, 1, False, edges)
   return ref.viewed(parts, ref.view.perm), was
 
 

@@ -88,7 +88,7 @@ class Printer:
     return f"{name}[{', '.join(self._dim(r, d, n) for d, n in zip(r.view.dims, r.type.shape))}]{suffix}"
 
   def _dim(self, r: RefOperand, d: ViewDim, extent: int) -> str:
-    def part(p: int | Dyn) -> str:
+    def part(p: Any) -> str:
       return self.atom(r.dyn[p.index]) if isinstance(p, Dyn) else str(p)
 
     if _is_full(d, extent):

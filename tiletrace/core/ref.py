@@ -15,7 +15,7 @@ from tiletrace.core.graph import Var
 from tiletrace.core.source import Loc, user_loc
 from tiletrace.core.tile import METHODS, Tile
 from tiletrace.core.trace import Scope, Trace, Value, current, name_of, wrapper
-from tiletrace.core.types import Dyn, RefType, Space, View, ViewDim, whole_view
+from tiletrace.core.types import Dyn, RefType, Size, Space, View, ViewDim, whole_view
 
 Part = int | Tile  # of a view: a Python int, or an i32 scalar
 
@@ -38,7 +38,8 @@ class Ref(Value):
     self.view = whole_view(self.type.shape) if view is None else view
     self.dyn, self.writable = dyn, writable
 
-  def part(self, p: int | Dyn) -> Part:
+  def part(self, p: Any) -> Any:
+    """What stands for a part of the view: an i32 scalar for a Dyn; an int or a Size is itself."""
     return self.dyn[p.index] if isinstance(p, Dyn) else p
 
   def viewed(self, dims: list[Dim], perm: tuple[int, ...]) -> Ref:
@@ -58,7 +59,7 @@ class Ref(Value):
   @property
   def shape(self) -> tuple[Any, ...]:
     """Python ints, and i32 scalars for dimensions of a dynamic size."""
-    return tuple(map(self.part, self.view.shape))
+    return tuple(METHODS["size"](n) if isinstance(n, Size) else self.part(n) for n in self.view.shape)
 
   @property
   def dtype(self) -> np.dtype:
@@ -91,7 +92,7 @@ class Ref(Value):
     return At(self)
 
   def __repr__(self) -> str:
-    shape = ",".join(str(n) if isinstance(n, int) else "?" for n in self.shape)
+    shape = ",".join("?" if isinstance(n, Dyn) else str(n) for n in self.view.shape)
     return f"Ref<{self.space}>{{{dtypes.short_name(self.dtype)}[{shape}]}}"
 
   def __getitem__(self, index: Any) -> Tile:
@@ -190,10 +191,10 @@ def describe(ref: Ref) -> str:
 
 def static_shape(ref: Ref, what: str) -> tuple[int, ...]:
   """The shape of a view that must be static."""
-  if not all(isinstance(n, int) for n in ref.shape):
+  if not all(isinstance(n, int) for n in ref.view.shape):
     raise TileTypeError(f"{what} needs a static shape, {describe(ref)} has a dynamic dimension", loc=user_loc(),
                         hint="take a block of it: tt.block(i, size)")
-  return ref.shape
+  return ref.view.static_shape
 
 
 # --- indices
@@ -265,8 +266,8 @@ def unpack(ref: Ref) -> list[Dim]:
 def _pack(dims: list[Dim], perm: tuple[int, ...]) -> tuple[View, tuple[Tile, ...]]:
   dyn: list[Tile] = []
 
-  def part(p: Part) -> int | Dyn:
-    if isinstance(p, int):
+  def part(p: Part) -> Any:
+    if isinstance(p, (int, Size)):
       return p
     for k, known in enumerate(dyn):
       if known.var is p.var:
@@ -345,7 +346,7 @@ def _cut(ref: Ref, p: int, dim: Dim, n: int, item: Any) -> Dim:
     i %= dim.size
   elif isinstance(i, int) and i < 0:
     raise TileIndexError(f"{what}: {i} counts from the end of a dimension of dynamic size", loc=user_loc(),
-                         hint="write size - 1 with the size you gave to tt.ds")
+                         hint="write size - 1 with the size you gave to tt.ds, or the reference's shape")
   return dataclasses.replace(_narrow(dim, extent, i, 1, 1), squeezed=True)
 
 
@@ -353,11 +354,11 @@ def _narrow(dim: Dim, extent: int, start: Part, size: Part, stride: int) -> Dim:
   """The part start + stride * [0, size) of `dim`, a dimension of a root with `extent`. It ends where `dim` does."""
   inside = (isinstance(start, int) and isinstance(size, int) and isinstance(dim.size, int)
             and start >= 0 and start + (size - 1) * stride < dim.size)
-  is_root = isinstance(dim.start, int) and dim.start == 0 and isinstance(dim.size, int) and (
+  is_root = isinstance(dim.start, int) and dim.start == 0 and isinstance(dim.size, (int, Size)) and (
     dim.stride == 1 and dim.size == extent)
-  edge = (dim.start, plus(dim.start, times(dim.size, dim.stride)))
+  edges = dim.edges if inside or is_root else (*dim.edges, (dim.start, plus(dim.start, times(dim.size, dim.stride))))
   return Dim(plus(dim.start, times(start, dim.stride)), size, dim.stride * stride, False,
-              dim.edges if inside or is_root else (*dim.edges, edge))
+             edges)
 
 
 def static_slice(item: slice, size: Part, what: str) -> tuple[int, int, int]:

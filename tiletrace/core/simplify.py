@@ -138,8 +138,8 @@ def static_views(eqn: Eqn) -> Eqn:
 def _static_view(view: View, operands: tuple[Atom, ...], root: RefType) -> tuple[View, list[Atom]]:
   dyn: list[Atom] = []
 
-  def part(p: int | Dyn) -> int | Dyn:
-    if isinstance(p, int):
+  def part(p: Any) -> Any:
+    if not isinstance(p, Dyn):
       return p
     a = operands[p.index]
     if isinstance(a, Literal):
@@ -171,7 +171,7 @@ def _within(start: int | Dyn, size: int | Dyn, stride: int, lo: int | Dyn, hi: i
   """The edge [lo, hi) cuts nothing off: it holds the whole root, or all elements of the view."""
   if not (isinstance(lo, int) and isinstance(hi, int)):
     return False
-  if lo <= 0 and hi >= extent:
+  if lo <= 0 and isinstance(extent, int) and hi >= extent:
     return True
   return (isinstance(start, int) and isinstance(size, int)
           and lo <= start and start + (size - 1) * stride < hi)

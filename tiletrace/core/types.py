@@ -4,10 +4,64 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from tiletrace.core.dtypes import short_name
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Size:
+  """`factor` times the product of what the `names` stand for: a number that each call decides, 1 at least.
+
+  The extents of arrays (tile_call's dynamic_shapes), their strides, and those of a dynamic grid.
+  """
+  names: tuple[str, ...]
+  factor: int = 1
+
+  def __mul__(self, other: Size | int) -> Size | int:
+    if isinstance(other, Size):
+      return Size(tuple(sorted((*self.names, *other.names))), self.factor * other.factor)
+    return Size(self.names, self.factor * other) if other else 0
+
+  __rmul__ = __mul__
+
+  def __floordiv__(self, other: int) -> Size:
+    assert self.factor % other == 0, (self, other)
+    return Size(self.names, self.factor // other)
+
+  def __str__(self) -> str:
+    return "*".join([*([str(self.factor)] if self.factor != 1 else []), *self.names])
+
+  @property
+  def most(self) -> int:
+    """The largest that a call may have: of one name what is checked, of a product of a grid's axes what is launched."""
+    (name, *more) = self.names
+    most = 2**31 - 1 if more else MAX_PROGRAMS if name.startswith(_GRID) else MAX_SIZE
+    return most - most % self.factor
+
+  def at(self, sizes: Mapping[str, Any]) -> Any:
+    """The number, where the names stand for `sizes`."""
+    return self.factor * math.prod(sizes[name] for name in self.names)
+
+
+Extent = int | Size
+
+_GRID = "grid["     # no author's name begins so
+MAX_SIZE = 2**30        # of an extent that a call decides: sums of it and a tile's size stay in an i32
+MAX_PROGRAMS = 2**22    # along an axis of a dynamic grid: so do products of a program id and a tile's size, up to 512
+
+
+def extent_at(n: Extent, sizes: Mapping[str, Any]) -> Any:
+  """An extent at a call."""
+  return n.at(sizes) if isinstance(n, Size) else n
+
+
+def grid_size(axis: int) -> Size:
+  """The extent of a dynamic grid along `axis`."""
+  return Size((f"{_GRID}{axis}]",))
 
 
 class Space(enum.Enum):
@@ -36,7 +90,10 @@ class TileType:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RefType:
-  """A reference to memory (or registers: fragment). `nbytes` is the whole buffer's size."""
+  """A reference to memory (or registers: fragment). `nbytes` is the whole buffer's size.
+
+  Only arrays in global memory have extents that are a Size; the annotation is that of all others.
+  """
   shape: tuple[int, ...]
   dtype: np.dtype
   space: Space
@@ -73,10 +130,11 @@ class ViewDim:
   """One dimension of the *root* reference as a view sees it: elements start + stride * [0, size).
 
   `edges` are the half-open ranges [lo, hi), in root coordinates, that enclosing views end at, beyond the root's own
-  [0, extent): elements outside any of them read as the fill value and are not stored.
+  [0, extent): elements outside any of them read as the fill value and are not stored. A size that is a Size is the
+  root's own extent.
   """
   start: int | Dyn
-  size: int | Dyn
+  size: int | Dyn | Size
   stride: int = 1
   squeezed: bool = False
   edges: tuple[tuple[int | Dyn, int | Dyn], ...] = ()
@@ -93,7 +151,7 @@ class View:
   perm: tuple[int, ...]
 
   @property
-  def shape(self) -> tuple[int | Dyn, ...]:
+  def shape(self) -> tuple[int | Dyn | Size, ...]:
     return tuple(self.dims[p].size for p in self.perm)
 
   @property

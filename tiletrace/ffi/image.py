@@ -9,13 +9,16 @@ import dataclasses
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
 
-Param = tuple[Literal["operand", "tensormap", "scalar_i32"], int]
+from tiletrace.core.types import Extent, Size, extent_at
 
-_PARAM_KINDS = ("operand", "tensormap", "scalar_i32")    # the index is the code that tiletrace_ffi.cc reads
+Param = tuple[Literal["operand", "tensormap", "scalar_i32", "size"], int]
+
+_PARAM_KINDS = ("operand", "tensormap", "scalar_i32", "size")    # the index is the code that tiletrace_ffi.cc reads
 _MAGIC = b"TTIMAGE1"
 _DIGEST_BYTES = 32
 
@@ -46,6 +49,7 @@ class TensorMapSpec:
     dtype: element type by its jnp name.
     dims: extents in elements, innermost first, rank 1 to 5. A zero extent is legal: that map is never encoded.
     strides: bytes between neighbours along dims[1:], multiples of 16 below 2**40; the innermost is contiguous.
+      Of dynamic shapes dims and strides may be a Size, which `at` replaces by a call's.
     box: elements moved by one instruction, innermost first, 1 to 256 along each dimension.
     swizzle: span in bytes of the shared memory swizzle: 0, 32, 64 or 128.
     l2_promotion: bytes fetched into L2 around a request: 0, 64, 128 or 256.
@@ -66,13 +70,18 @@ class TensorMapSpec:
     assert self.operand >= 0, self
     assert self.dtype in _TENSOR_MAP_DTYPES, f"no tensor map holds {self.dtype}"
     assert 1 <= rank <= 5 and len(self.strides) == rank - 1 and len(self.box) == rank, self
-    assert all(0 <= d <= 2**32 for d in self.dims), self
-    assert all(0 <= s < 2**40 and s % 16 == 0 for s in self.strides), self
+    assert all(0 <= d <= 2**32 for d in map(_factor, self.dims)), self
+    assert all(0 <= s < 2**40 and s % 16 == 0 for s in map(_factor, self.strides)), self
     assert all(1 <= b <= 256 for b in self.box), self
     assert self.swizzle in _SWIZZLE_CODES and self.l2_promotion in _L2_PROMOTION_CODES, self
     row = self.box[0] * self.itemsize
     assert row % 16 == 0 and (not self.swizzle or row <= self.swizzle), self
     assert self.offset_bytes >= 0 and self.offset_bytes % 16 == 0, self
+
+  def at(self, sizes: Mapping[str, int]) -> TensorMapSpec:
+    """The map of a call with these sizes."""
+    dims, strides = (tuple(extent_at(n, sizes) for n in x) for x in (self.dims, self.strides))
+    return dataclasses.replace(self, dims=dims, strides=strides)
 
   @property
   def itemsize(self) -> int:
@@ -96,6 +105,23 @@ class TensorMapSpec:
             self.offset_bytes, *self.dims, *self.strides, *self.box]
 
 
+def _factor(n: Extent) -> int:
+  return n.factor if isinstance(n, Size) else n
+
+
+@dataclasses.dataclass(frozen=True)
+class SizeSource:
+  """Where a call finds what a name stands for: extent `dim` of `operand`, divided by `factor`.
+
+  `operand` is None for an axis of the grid, `dim`, in clusters of `factor`.
+  """
+
+  name: str
+  operand: int | None
+  dim: int
+  factor: int
+
+
 @dataclasses.dataclass(frozen=True)
 class KernelImage:
   """A compiled kernel and how to launch it.
@@ -103,18 +129,20 @@ class KernelImage:
   Attributes:
     name: the kernel's name, which is also its entry symbol in the cubin.
     cubin: machine code for `target`.
-    grid: CTAs along x, y, z. Tile grids are flattened to x, whose limit is 2**31 - 1. A zero launches nothing.
+    grid: CTAs along x, y, z. Tile grids are flattened to x, whose limit is 2**31 - 1. A zero launches nothing. Of
+      dynamic shapes a Size.
     block: threads of a CTA.
     cluster: CTAs of a cluster along x, y, z, or None.
     smem_bytes: dynamic shared memory of a CTA.
     params: the entry's parameters in order. ("operand", i) is the address of operand i, inputs first, then outputs (an
       aliased output has its input's address); ("tensormap", i) is `tensor_maps[i]` by value, 128 bytes aligned to 64;
-      ("scalar_i32", v) is the constant v.
+      ("scalar_i32", v) is the constant v; ("size", i) what `sizes[i]` is at a call.
     tensor_maps: what the "tensormap" parameters refer to.
     persistent: grid[0] is clamped at launch to the number of SMs of the device, in whole clusters.
     source: where the kernel was written, "file.py:12".
     fingerprint: hash of what the image was compiled from.
     target: the architecture of the cubin. An "a" suffix binds it to exactly that compute capability.
+    sizes: of dynamic shapes, what each call decides. `at` gives the image of one call, without them.
 
   Example:
     >>> image = KernelImage("copy", b"cubin", (4, 1, 1), 128, None, 0, (("operand", 0), ("operand", 1)), (), False,
@@ -135,29 +163,40 @@ class KernelImage:
   source: str
   fingerprint: str
   target: str = "sm_90a"
+  sizes: tuple[SizeSource, ...] = ()
 
   def __post_init__(self) -> None:
     where = f"{self.name} ({self.source})"
-    assert all(0 <= g <= limit for g, limit in zip(self.grid, MAX_GRID)), f"{where}: grid {self.grid}"
+    grid = tuple(map(_factor, self.grid))
+    assert all(0 <= g <= limit for g, limit in zip(grid, MAX_GRID)), f"{where}: grid {self.grid}"
     assert 1 <= self.block <= MAX_BLOCK, f"{where}: {self.block} threads"
     assert 0 <= self.smem_bytes <= MAX_SMEM_BYTES, f"{where}: {self.smem_bytes} bytes of shared memory"
     assert not self.persistent or self.grid[1:] == (1, 1), f"{where}: a persistent grid lies along x"
     if self.cluster is not None:
       assert 1 <= math.prod(self.cluster) <= MAX_CLUSTER, f"{where}: cluster {self.cluster}"
-      assert all(g % c == 0 for g, c in zip(self.grid, self.cluster)), f"{where}: {self.grid} in {self.cluster}"
+      assert all(g % c == 0 for g, c in zip(grid, self.cluster)), f"{where}: {self.grid} in {self.cluster}"
     for kind, value in self.params:
       assert kind in _PARAM_KINDS, f"{where}: parameter {kind}"
       assert kind != "operand" or value >= 0, f"{where}: operand {value}"
       assert kind != "tensormap" or 0 <= value < len(self.tensor_maps), f"{where}: tensor map {value}"
+      assert kind != "size" or 0 <= value < len(self.sizes), f"{where}: size {value}"
       assert kind != "scalar_i32" or -(2**31) <= value < 2**31, f"{where}: scalar {value}"
 
   def __repr__(self) -> str:
     return f"<image {self.name} {self.fingerprint[:8]} at {self.source}>"
 
+  def at(self, sizes: Mapping[str, int]) -> KernelImage:
+    """The image of a call: the same code, launched for these sizes."""
+    params: list[Param] = [("scalar_i32", sizes[self.sizes[v].name]) if kind == "size" else (kind, v)
+                           for kind, v in self.params]
+    return dataclasses.replace(self, grid=(extent_at(self.grid[0], sizes), *self.grid[1:]), params=tuple(params),
+                               tensor_maps=tuple(m.at(sizes) for m in self.tensor_maps), sizes=())
+
   def launch_grid(self, num_sms: int) -> tuple[int, int, int]:
-    """The grid on a device of `num_sms` SMs."""
+    """The grid on a device of `num_sms` SMs, of a call."""
+    assert isinstance(self.grid[0], int), f"{self}: grid {self.grid}"
     if not self.persistent:
-      return self.grid
+      return self.grid  # type: ignore[return-value]
     step = self.cluster[0] if self.cluster else 1
     return (min(self.grid[0], max(step, num_sms // step * step)), 1, 1)
 
@@ -200,8 +239,11 @@ class KernelImage:
     size = int.from_bytes(body[:8], "little")
     fields = json.loads(body[8:8 + size])
     maps = tuple(TensorMapSpec(**{k: _tupled(v) for k, v in spec.items()}) for spec in fields.pop("tensor_maps"))
-    return cls(cubin=body[8 + size:], tensor_maps=maps, **{k: _tupled(v) for k, v in fields.items()})
+    sizes = tuple(SizeSource(**source) for source in fields.pop("sizes"))
+    return cls(cubin=body[8 + size:], tensor_maps=maps, sizes=sizes, **{k: _tupled(v) for k, v in fields.items()})
 
 
 def _tupled(value: Any) -> Any:
+  if isinstance(value, dict):
+    return Size(tuple(value["names"]), value["factor"])
   return tuple(map(_tupled, value)) if isinstance(value, list) else value

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tiletrace.core.graph import Atom, Block, Eqn, Literal, TileGraph, Var
-from tiletrace.core.types import TileType
+from tiletrace.core.types import Extent, Size, TileType
 
 _MAX = 2**31 - 1
 _MIN = -(2**31)
@@ -57,6 +57,13 @@ def _fact(lo: int, hi: int, divisor: int) -> Fact:
 
 def constant(value: int) -> Fact:
   return Fact(value, value, abs(value))
+
+
+def extent_fact(n: Extent) -> Fact:
+  """What is known of an extent: of one that a call decides, what each call checks."""
+  if not isinstance(n, Size):
+    return constant(n)
+  return Fact(n.factor, n.most, n.factor)
 
 
 class Facts:
@@ -126,7 +133,9 @@ class Facts:
   def _result(self, eqn: Eqn) -> Fact:
     name = eqn.primitive.name
     if name == "program_id":
-      return Fact(0, max(0, self._grid[eqn.params["axis"]] - 1))
+      return Fact(0, max(0, extent_fact(self._grid[eqn.params["axis"]]).hi - 1))
+    if name == "size":
+      return extent_fact(eqn.params["size"])
     if name == "num_ctas":
       return Fact(1, _MAX)
     if name in ("cta_id", "warpgroup_id"):

@@ -25,6 +25,7 @@ from tiletrace.core.types import RefType, Space, TileType, whole_view
 HEADER, FIXED = 4, 5            # words before the records of a warpgroup; of a record, before the ids
 MOST_WORDS = 1 << 22            # 16 MiB for all
 _MOST_RECORDS = 1024            # of a warpgroup
+_CTAS = 1024                   # of a kernel whose grid each call decides
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -143,10 +144,12 @@ def instrument(graph: TileGraph) -> tuple[TileGraph, Records | None]:
 
 
 def _room(graph: TileGraph, spans: tuple[tuple[str, Loc], ...]) -> Records:
-  """As many CTAs as there are programs, and records of each warpgroup, as fit; a producer may be added."""
+  """As many CTAs as there are programs (of a dynamic grid: _CTAS), and records of each warpgroup, as fit; a producer
+  may be added."""
   options = graph.options
   found = Records(graph.name, spans, len(options.grid), 1, options.warpgroups + 1, 8)
-  ctas = max(1, min(math.prod(options.grid), MOST_WORDS // (found.warpgroups * found.block)))
+  programs = math.prod(options.grid)
+  ctas = max(1, min(programs if isinstance(programs, int) else _CTAS, MOST_WORDS // (found.warpgroups * found.block)))
   each = (MOST_WORDS // (ctas * found.warpgroups) - HEADER) // found.words
   return dataclasses.replace(found, ctas=ctas, capacity=min(_MOST_RECORDS, 1 << each.bit_length() - 1))
 

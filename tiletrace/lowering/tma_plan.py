@@ -5,12 +5,13 @@ import dataclasses
 import math
 
 from tiletrace.core.graph import RefOperand
-from tiletrace.core.types import Dyn
+from tiletrace.core.types import Dyn, Size
 from tiletrace.lowering.facts import Facts
 from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.layouts.shared import recognise_swizzle
 from tiletrace.lowering.layouts.tma import ALIGNMENT, MAX_BOX, tma_boxes, tma_refusal
 from tiletrace.lowering.shared_views import SharedPlace, shared_place
+from tiletrace.lowering.strides import divisor, row_major_strides
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,14 +71,17 @@ def global_refusal(ref: RefOperand) -> str | None:
     return f"the array has rank {len(shape)}, a tensor map 1 to 5"
   if any(n == 0 for n in shape):
     return "the array is empty"
-  stride = item
-  for d in range(len(shape) - 1, 0, -1):
-    stride *= shape[d]
-    if stride % 16:
-      return f"rows of dimension {d - 1} are {stride} bytes apart, not a multiple of 16"
-    if stride >= 2**40:
-      return f"rows of dimension {d - 1} are {stride} bytes apart, 2**40 or more"
-  if any(n > 2**31 - 1 for n in shape):
+  for d, stride in enumerate(row_major_strides(shape)[:-1]):
+    stride *= item
+    if divisor(stride) % 16 and isinstance(stride, Size):
+      multiple = Size(stride.names[:1], 16 // math.gcd(16, item))
+      return (f"rows of dimension {d} are {stride} bytes apart, not provably a multiple of 16: dynamic_shapes can "
+              f"promise {multiple}")
+    if divisor(stride) % 16:
+      return f"rows of dimension {d} are {stride} bytes apart, not a multiple of 16"
+    if divisor(stride) >= 2**40:
+      return f"rows of dimension {d} are {stride} bytes apart, 2**40 or more"
+  if any(divisor(n) > 2**31 - 1 for n in shape):
     return "an extent exceeds 2**31 - 1"
   if any(dim.stride != 1 for dim in ref.view.dims):
     return "the view has strides"
@@ -100,8 +104,9 @@ def start_refusal(ref: RefOperand, facts: Facts, *, proven: bool = True, storing
   if starts[-1].divisor * ref.type.dtype.itemsize % 16 and (proven or starts[-1].lo == starts[-1].hi):
     return "the view does not provably start at a multiple of 16 bytes along its contiguous dimension"
   row = ref.type.shape[-1] * ref.type.dtype.itemsize
-  if storing and row % 16:
-    return f"rows end at {row} bytes, no multiple of 16, and TMA stores whole pieces of 16 bytes"
+  if storing and divisor(row) % 16:
+    certain = "not provably a" if isinstance(row, Size) else "no"
+    return f"rows end at {row} bytes, {certain} multiple of 16, and TMA stores whole pieces of 16 bytes"
   if storing and any((s.lo if proven else s.hi) < 0 for s in starts):
     return "the view does not provably start inside the array"
   return None

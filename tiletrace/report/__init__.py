@@ -7,11 +7,12 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json as json_module
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tiletrace.core.graph import walk
 from tiletrace.core.source import Loc
+from tiletrace.core.specialise import specialise
 from tiletrace.core.types import Space, TileType
 from tiletrace.lowering import pipeline
 from tiletrace.lowering.assemble import Cubin
@@ -50,15 +51,19 @@ class Report:
 _STANDS_FOR = {"mma_sync": "gemm"}      # what a variant makes of an operation
 
 
-def cost(lowering: pipeline.Lowering) -> dict[str, int]:
+def cost(lowering: pipeline.Lowering, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
   """FLOPs of the gemms, where an abstract number of trips counts for the fewest that are possible, and bytes of every
-  input and output once."""
+  input and output once; of dynamic shapes at one call's `sizes`."""
+  if sizes:
+    lowering = _at(lowering, sizes)
   found = work(lowering.graph, len(lowering.recorders))
   return {"flops": found.flops, "bytes": found.nbytes}
 
 
-def make_report(lowering: pipeline.Lowering, cubin: Cubin | None) -> Report:
-  """The report of a lowered (and, with a cubin, assembled) kernel."""
+def make_report(lowering: pipeline.Lowering, cubin: Cubin | None, sizes: Mapping[str, int] | None = None) -> Report:
+  """The report of a lowered (and, with a cubin, assembled) kernel; of dynamic shapes at one call's `sizes`."""
+  if sizes:
+    lowering = _at(lowering, sizes)
   program, graph = lowering.program, lowering.graph
   places = list(sites(program.graph.body, Facts(program.graph), program.threads, tiles=graph.options.persistent))
   layouts = Legend(lowering)
@@ -84,6 +89,13 @@ def make_report(lowering: pipeline.Lowering, cubin: Cubin | None) -> Report:
     data["assembled"] = {"registers": cubin.registers, "spill_stores": cubin.spill_stores,
                          "spill_loads": cubin.spill_loads, "warnings": list(cubin.warnings)}
   return Report(data)
+
+
+def _at(lowering: pipeline.Lowering, sizes: Mapping[str, int]) -> pipeline.Lowering:
+  """The lowering with a call's sizes in its graphs."""
+  program, selected = (dataclasses.replace(x, graph=specialise(x.graph, sizes))
+                       for x in (lowering.program, lowering.selected))
+  return dataclasses.replace(lowering, graph=specialise(lowering.graph, sizes), program=program, selected=selected)
 
 
 def _traffic(ops: Iterable[dict[str, Any]], programs: int) -> dict[str, int]:

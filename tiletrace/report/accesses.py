@@ -17,6 +17,7 @@ from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.layouts.shared import recognise_swizzle
 from tiletrace.lowering.schedule.program import Program
 from tiletrace.lowering.shared_views import SharedPlace, shared_place
+from tiletrace.lowering.strides import offsets
 from tiletrace.lowering.tables import (
   coordinates,
   inside_view,
@@ -164,8 +165,8 @@ class Accesses:
     ref, vec, dims, threads = eqn.refs[0], eqn.params["vec"], eqn.params["dims"], site.role.threads
     elements, item = coordinates(layout, threads), ref.type.dtype.itemsize
     rank = len(ref.view.perm)
-    flat = _offsets(ref, view_table(elements, rank, dims))
-    groups = access_groups(elements, (flat[0] - flat[0, 0]) // item, index_columns(elements.shape[2], rank, dims), vec)
+    at = offsets(ref, view_table(elements, rank, dims))
+    groups = access_groups(elements, at, index_columns(elements.shape[2], rank, dims), vec)
     assert groups is not None, "the selection chose a width that the registers allow"
     first = [g[0] for g in groups]
     active = inside_view(elements, layout.valid)[:, first] & _acting(site)

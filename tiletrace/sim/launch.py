@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from tiletrace.core.graph import Var
+from tiletrace.core.types import extent_at
 from tiletrace.ffi.image import TensorMapSpec
 from tiletrace.lowering.pipeline import Lowering
 from tiletrace.sim import semantics  # noqa: F401  (it registers what instructions do)
@@ -45,12 +47,13 @@ class Result:
   counters: Counters | None = None
 
 
-def run(lowering: Lowering, inputs: Sequence[np.ndarray], *, seed: int = 0, num_sms: int = NUM_SMS,
-        races: bool = True, counters: bool = False, most_steps: int = MOST_STEPS) -> Result:
+def run(lowering: Lowering, inputs: Sequence[np.ndarray], *, sizes: Mapping[str, int] | None = None, seed: int = 0,
+        num_sms: int = NUM_SMS, races: bool = True, counters: bool = False, most_steps: int = MOST_STEPS) -> Result:
   """Runs a lowered kernel.
 
   Args:
     inputs: arrays of the traced shapes and dtypes.
+    sizes: of a kernel of dynamic shapes, what its names stand for, the grid's axes among them (`TileProgram.sizes`).
     seed: of everything that the hardware leaves open (`adversary`).
     num_sms: SMs of the device; a persistent grid has at most so many CTAs, in whole clusters.
     races: whether to look for data races.
@@ -61,24 +64,24 @@ def run(lowering: Lowering, inputs: Sequence[np.ndarray], *, seed: int = 0, num_
     DebugCheckError: a tt.debug_check failed, with debugging on; what the kernel prints has been printed.
   """
   graph = lowering.graph
-  inputs = [*inputs, *(r.empty() for r in lowering.recorders)]
-  _check_inputs(lowering, inputs)
+  inputs, sizes = [*inputs, *(r.empty() for r in lowering.recorders)], sizes or {}
+  _check_inputs(lowering, inputs, sizes)
   roots = list(dict.fromkeys(graph.invars))
   data: dict[int, np.ndarray] = {}
   for i, var in enumerate(roots):
     at = graph.invars.index(var)
-    data[i] = np.asarray(inputs[at]) if at < graph.num_inputs else _poison(var.type.shape, var.type.dtype)  # type: ignore[union-attr]
+    data[i] = np.asarray(inputs[at]) if at < graph.num_inputs else _poison(_at(var, sizes), var.dtype)
   names = [graph.arg_names[graph.invars.index(v)] for v in roots]
   tables = {c.name: np.asarray(c.values, np.int32) for c in lowering.emitted.module.constants}
   memory = Global({**{f"{name} {_shape(x)}": x for name, x in zip(names, data.values())}, **tables})
   written = {roots.index(v) for v in graph.outputs}
-  maps = tuple(TensorMapSpec(m.argument, m.dtype, m.dims, m.strides, m.box, m.swizzle, 0)
+  maps = tuple(TensorMapSpec(m.argument, m.dtype, m.dims, m.strides, m.box, m.swizzle, 0).at(sizes)
                for m in lowering.emitted.tensor_maps)
   (entry,) = lowering.emitted.module.entries
   pointers = [memory.arrays[i].address for i in range(len(roots))]
-  values = [*pointers, *range(len(maps))]
+  values = [*pointers, *(sizes[name] for name in graph.size_names), *range(len(maps))]
   params = {p.name: value for p, value in zip(entry.params, values, strict=True)}
-  ctas = math.prod(graph.options.grid)
+  ctas = extent_at(math.prod(graph.options.grid), sizes)
   x, y, z = (*(entry.cluster or (1,)), 1, 1)[:3]
   grid = (min(ctas, max(num_sms // x, 1) * x) if graph.options.persistent else ctas, 1, 1)
   program = Program(lowering.emitted.module, entry)
@@ -93,7 +96,7 @@ def run(lowering: Lowering, inputs: Sequence[np.ndarray], *, seed: int = 0, num_
   if counters:
     launch.counters = Counters(program, [0] * len(program.ops))
   run_launch(launch)
-  outputs = tuple(memory.contents(roots.index(v), v.type.shape, v.type.dtype) for v in graph.outputs)  # type: ignore[union-attr]
+  outputs = tuple(memory.contents(roots.index(v), _at(v, sizes), v.dtype) for v in graph.outputs)
   results = len(outputs) - len(lowering.recorders)
   for recorder, words in zip(lowering.recorders, outputs[results:], strict=True):
     recorder.report(words)
@@ -149,9 +152,14 @@ def _turn(machine: Machine) -> str:
   return state
 
 
-def _check_inputs(lowering: Lowering, inputs: Sequence[np.ndarray]) -> None:
+def _at(var: Var, sizes: Mapping[str, int]) -> tuple[int, ...]:
+  """An array's shape in this launch."""
+  return tuple(extent_at(n, sizes) for n in var.shape)
+
+
+def _check_inputs(lowering: Lowering, inputs: Sequence[np.ndarray], sizes: Mapping[str, int]) -> None:
   graph = lowering.graph
-  wanted = [(v.type.shape, v.type.dtype) for v in graph.invars[:graph.num_inputs]]  # type: ignore[union-attr]
+  wanted = [(_at(v, sizes), v.dtype) for v in graph.invars[:graph.num_inputs]]
   given = [(np.shape(x), np.asarray(x).dtype) for x in inputs]
   if given != wanted:
     def text(items: list) -> str:

@@ -1,4 +1,5 @@
-"""Where a program stands: program ids, and (level 0) the hardware's ids of a persistent launch."""
+"""Where a program stands: program ids, sizes that the call decides, and (level 0) the hardware's ids of a persistent
+launch."""
 from __future__ import annotations
 
 import operator
@@ -14,23 +15,24 @@ from tiletrace.core.ops.elementwise import minimum
 from tiletrace.core.printer import Printer, print_rules
 from tiletrace.core.rules import effect_rules, type_rules
 from tiletrace.core.source import user_loc
-from tiletrace.core.tile import Tile, bind_tile
+from tiletrace.core.tile import METHODS, Tile, bind_tile
 from tiletrace.core.trace import current
-from tiletrace.core.types import TileType
+from tiletrace.core.types import Size, TileType
 
 program_id_p = Primitive("program_id")
+size_p = Primitive("size")
 cta_id_p = Primitive("cta_id", level=0)
 num_ctas_p = Primitive("num_ctas", level=0)
 warpgroup_id_p = Primitive("warpgroup_id", level=0)
 lookup_p = Primitive("lookup", level=0)
 
 
-@type_rules.register(program_id_p, cta_id_p, num_ctas_p, warpgroup_id_p, lookup_p)
+@type_rules.register(program_id_p, size_p, cta_id_p, num_ctas_p, warpgroup_id_p, lookup_p)
 def _scalar(eqn: Eqn) -> tuple[TileType, ...]:
   return (TileType((), dtypes.i32),)
 
 
-@effect_rules.register(program_id_p, cta_id_p, num_ctas_p, warpgroup_id_p, lookup_p)
+@effect_rules.register(program_id_p, size_p, cta_id_p, num_ctas_p, warpgroup_id_p, lookup_p)
 def _pure(eqn: Eqn) -> tuple[Effect, ...]:
   return ()
 
@@ -51,9 +53,15 @@ def program_id(axis: int) -> Tile:
   return bind_tile(program_id_p, (), axis=_axis("program_id", axis))
 
 
-def num_programs(axis: int) -> int:
-  """Python int: the grid's extent along `axis`."""
-  return current().options.grid[_axis("num_programs", axis)]
+def num_programs(axis: int) -> Any:
+  """Python int: the grid's extent along `axis`; an i32 scalar with dynamic_shapes, where each call has its own grid."""
+  extent: int | Size = current().options.grid[_axis("num_programs", axis)]
+  return size_of(extent) if isinstance(extent, Size) else extent
+
+
+def size_of(size: Size) -> Tile:
+  """i32 scalar: a number that the call decides."""
+  return bind_tile(size_p, (), size=size)
 
 
 def cta_id() -> Tile:
@@ -117,3 +125,6 @@ def _print_lookup(eqn: Eqn, printer: Printer) -> str:
   shown = " ".join(map(str, values if len(values) <= 16 else values[:8]))
   more = "" if len(values) <= 16 else f" ... {len(values)} in all"
   return f"{printer.outs(eqn)}lookup[{shown}{more}] {printer.atom(eqn.values[0])}"
+
+
+METHODS.update(size=size_of)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from tiletrace.core.graph import Atom, Block, Eqn, Literal, TileGraph, Var
 from tiletrace.core.rules import RuleTable
-from tiletrace.core.types import BarrierType, RefType, Space, TileType
+from tiletrace.core.types import BarrierType, Extent, RefType, Size, Space, TileType
 from tiletrace.lowering.emit.cache_hints import cache_hints
 from tiletrace.lowering.emit.snapshots import loads_to_copy
 from tiletrace.lowering.emit.tensor_maps import TensorMap, TensorMaps
@@ -17,6 +17,7 @@ from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.module import Builder, Entry, Module
 from tiletrace.lowering.ptx.registers import Reg, Symbol
+from tiletrace.lowering.strides import row_major_strides
 from tiletrace.lowering.target import Target
 
 emit_rules: RuleTable[Callable[[EmitContext, Eqn], None]] = RuleTable("emit")
@@ -146,6 +147,36 @@ class EmitContext:
   def peers(self) -> tuple[Reg, Reg]:
     """(whether, of which CTA of the cluster) this thread of its warpgroup stands for a CTA: thread i for rank i."""
     return self._uniform[("peers",)], self._uniform[("lane",)]
+
+  def extent(self, n: Extent) -> Operand:
+    """An extent as one operand, 32 bits wide."""
+    if not isinstance(n, Size):
+      return n
+    if ("extent", n) in self._uniform:
+      return self._uniform[("extent", n)]
+    first, *names = n.names
+    out = self._uniform[("extent", Size((first,)))]
+    for name in names:
+      out = self.b.new(isa.MUL_LO, out, self._uniform[("extent", Size((name,)))], type="s32")
+    return self.b.new(isa.MUL_LO, out, n.factor, type="s32") if n.factor != 1 else out
+
+  def stride(self, n: Size) -> Reg:
+    """Bytes between neighbours along a dimension of an argument, 64 bits wide."""
+    return self._uniform[("stride", n)]
+
+  def sizes(self, names: dict[str, Reg]) -> None:
+    """Takes the sizes that the call decides, and makes of them all extents and strides of arguments."""
+    self._uniform.update((("extent", Size((name,))), reg) for name, reg in names.items())
+    types = [v.type for v in dict.fromkeys(self.graph.invars) if isinstance(v.type, RefType)]
+    for n in dict.fromkeys(n for t in types for n in t.shape if isinstance(n, Size)):
+      self._uniform[("extent", n)] = self.extent(n)  # type: ignore[assignment]
+    strides = (s * t.dtype.itemsize for t in types for s in row_major_strides(t.shape))
+    for n in dict.fromkeys(s for s in strides if isinstance(s, Size)):
+      (first, *more), b = n.names, self.b
+      out = b.new(isa.CVT, names[first], to="s64", source="s32")
+      for name in more:
+        out = b.new(isa.MUL_LO, out, b.new(isa.CVT, names[name], to="s64", source="s32"), type="s64")
+      self._uniform[("stride", n)] = b.new(isa.MUL_LO, out, n.factor, type="s64") if n.factor != 1 else out
 
   def cluster_rank(self) -> Reg:
     """This CTA's rank in its cluster."""

@@ -39,14 +39,16 @@ from tiletrace.lowering.schedule.program import Program
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Emitted:
-  """A module and what its launch needs: one pointer for each distinct reference, then one tensor map for each."""
+  """A module and what its launch needs: one pointer for each distinct reference, one i32 for each of the graph's
+  size_names, then the tensor maps."""
   module: Module
   num_pointers: int
   tensor_maps: tuple[TensorMap, ...]
 
 
 def emit(program: Program, options: CompileOptions) -> Emitted:
-  """Renders a program. The parameters are the distinct references' addresses, then the tensor maps.
+  """Renders a program. The parameters are the distinct references' addresses, the sizes that the call decides,
+  then the tensor maps.
 
   Tensor maps are found while emitting the body, so the prologue that takes their addresses is put before it afterwards.
 
@@ -65,8 +67,12 @@ def emit(program: Program, options: CompileOptions) -> Emitted:
   ctx = EmitContext(graph, program.layouts, program.offsets, program.target, module, entry, smem, Facts(graph),
                     program.threads)
   roots = list(dict.fromkeys(graph.invars))
-  entry.params = tuple(Param(f"arg{i}", "u64") for i in range(len(roots)))
+  names = graph.size_names
+  entry.params = (*(Param(f"arg{i}", "u64") for i in range(len(roots))),
+                  *(Param(f"size{i}", "u32") for i in range(len(names))))
   _pointers(ctx, entry, roots)
+  ctx.sizes({name: ctx.b.new(isa.LD_PARAM, ctx.b.addr(entry.param(f"size{i}")), type="u32")
+             for i, name in enumerate(names)})
   ctx.prologue()
   if program.offsets:
     ctx.smem_base()

@@ -4,14 +4,14 @@ from __future__ import annotations
 import numpy as np
 
 from tiletrace.core.graph import RefOperand
-from tiletrace.core.types import Dyn
+from tiletrace.core.types import Dyn, Extent, Size
 from tiletrace.lowering.emit import addressing
 from tiletrace.lowering.emit.context import EmitContext
-from tiletrace.lowering.emit.tensor_maps import row_major_strides
 from tiletrace.lowering.emit.values import Operand
 from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.registers import Addr, Reg
+from tiletrace.lowering.strides import Offsets, row_major_strides
 from tiletrace.lowering.tables import coordinates, replicated_bits, split_sum
 
 _IMMEDIATE = 2**23  # bytes: keeps base + immediate well inside PTX's signed 32-bit offset
@@ -40,7 +40,7 @@ class GlobalAccess:
     self.table = self._in_view(self.elements)
     self.count = self.table.shape[1]
     self.dims = ref.view.dims
-    self.steps = np.asarray(row_major_strides(ref.type.shape), np.int64) * ref.type.dtype.itemsize
+    self.steps: list[Extent] = [s * ref.type.dtype.itemsize for s in row_major_strides(ref.type.shape)]
     self._predicates: dict[tuple, Reg | None] = {}
     self._index: dict[int, tuple[Operand, np.ndarray]] = {}
     self._view = addressing.ViewBounds(ctx, self.elements, self._shape(layout))
@@ -68,14 +68,20 @@ class GlobalAccess:
     b = self.ctx.b
     address = self.ctx.pointer(self.ref.root)
     constant = 0
-    for d, step in enumerate(self.steps.tolist()):
+    self.rows: list[tuple[Size, np.ndarray]] = []     # (bytes, how many of them) beside `delta`, for each register
+    for d, step in enumerate(self.steps):
       start = self._start(d)
-      if isinstance(start, Reg):
+      if isinstance(step, Size):
+        x, rows = self._root_index(d)
+        address = self._plus(address, x, step)
+        self.rows += [(step, rows)] if rows.any() else []
+      elif isinstance(start, Reg):
         address = self._plus(address, start, step)
       else:
         constant += int(start) * step
-    scale = np.asarray([self.dims[p].stride * self.steps[p] for p, _ in self._kept()], np.int64)
-    columns = [i for _, i in self._kept()]
+    kept = [(p, i) for p, i in self._kept() if isinstance(self.steps[p], int)]
+    scale = np.asarray([self.dims[p].stride * self.steps[p] for p, _ in kept], np.int64)
+    columns = [i for _, i in kept]
     flat = np.zeros(self.table.shape[:2], np.int64)
     if columns:
       flat = (self.table[..., columns].astype(np.int64) * scale).sum(-1)
@@ -84,7 +90,7 @@ class GlobalAccess:
       address = self._plus(address, *part)
     constant += int(base[0])
     self.address = b.new(isa.ADD, address, constant, type="s64") if constant else address
-    self._far: dict[int, Reg] = {0: self.address}
+    self._far: dict[tuple[int, ...], Reg] = {}
 
   def _thread_parts(self, base: np.ndarray, columns: list[int], scale: np.ndarray) -> list[tuple[Operand, int]]:
     """(32-bit index, bytes) whose products sum to base - base[0]: one product where 32 bits hold it."""
@@ -100,9 +106,12 @@ class GlobalAccess:
         parts.append((addressing.thread_sum(self.ctx, per_dim - per_dim[0]), s))
     return parts
 
-  def _plus(self, address: Reg, x: Operand, step: int) -> Reg:
-    """address + x * step, where x is a signed 32-bit register and step may be wider."""
+  def _plus(self, address: Reg, x: Operand, step: Extent) -> Reg:
+    """address + x * step, where x is a signed 32-bit register, or a number, and step may be wider."""
     b = self.ctx.b
+    if isinstance(step, Size):
+      wide = b.new(isa.CVT, x, to="s64", source="s32") if isinstance(x, Reg) else int(x)
+      return b.new(isa.MAD_LO, self.ctx.stride(step), wide, address, type="s64") if wide != 0 else address
     if -(2**31) <= step < 2**31:
       return b.new(isa.MAD_WIDE, x, step, address, type="s32")
     wide = b.new(isa.CVT, x, to="s64", source="s32")
@@ -110,11 +119,12 @@ class GlobalAccess:
 
   def groups(self, vec: int) -> tuple[int, list[list[int]]]:
     """(bytes, registers) of each access of `vec` elements, consecutive in memory."""
-    item = self.ref.type.dtype.itemsize
-    order = np.argsort(self.delta, kind="stable").reshape(-1, vec)
-    steps = self.delta[order] - self.delta[order][:, :1]
-    assert (steps == np.arange(vec) * item).all(), "the selection chose a wider access than the registers allow"
-    return vec * item, order[np.argsort(order.min(1), kind="stable")].tolist()
+    order = self._offsets().groups(vec)
+    assert order is not None, "the selection chose a wider access than the registers allow"
+    return vec * self.ref.type.dtype.itemsize, order[np.argsort(order.min(1), kind="stable")].tolist()
+
+  def _offsets(self) -> Offsets:
+    return Offsets(np.zeros(0), self.delta // self.ref.type.dtype.itemsize, tuple(rows for _, rows in self.rows))
 
   def cache_hints(self, vec_bytes: int) -> dict[str, str]:
     """Modifiers of a load; one of narrow accesses leaves the rest of its sectors in L1."""
@@ -126,14 +136,24 @@ class GlobalAccess:
 
     With `bounds_only` the predicate says no more than that the element lies inside the array and its views.
     """
-    delta = int(self.delta[reg])
-    near = delta % _IMMEDIATE
-    far = delta - near
-    if far not in self._far:
-      self._far[far] = self.ctx.b.new(isa.ADD, self.address, far, type="s64")
+    near = int(self.delta[reg]) % _IMMEDIATE
+    address = self._far_address(reg, int(self.delta[reg]) - near)
     if not bounds_only:
-      return self.ctx.b.addr(self._far[far], near), self.both(self._bounds(reg), self.in_view(reg))
-    return self.ctx.b.addr(self._far[far], near), self._bounds(reg)
+      return self.ctx.b.addr(address, near), self.both(self._bounds(reg), self.in_view(reg))
+    return self.ctx.b.addr(address, near), self._bounds(reg)
+
+  def _far_address(self, reg: int, far: int) -> Reg:
+    """The address of the register's row, and `far` bytes; made once."""
+    key = (far, *(int(rows[reg]) for _, rows in self.rows))
+    if key not in self._far:
+      address = self._far_address(reg, 0) if far else self.address
+      if far:
+        address = self.ctx.b.new(isa.ADD, address, far, type="s64")
+      else:
+        for step, rows in self.rows:
+          address = self._plus(address, int(rows[reg]), step)
+      self._far[key] = address
+    return self._far[key]
 
   def in_view(self, reg: int) -> Reg | None:
     """Whether this thread owns the register's element: it is no copy, and no padding of the fragment."""
@@ -187,7 +207,8 @@ class GlobalAccess:
     key = ("in", d, step)
     if key not in self._predicates:
       index = b.new(isa.ADD, x, step, type="s32") if step or not isinstance(x, Reg) else x
-      p = b.new(isa.SETP, index, self.ref.type.shape[d], cmp="lt", type="u32")  # unsigned: negative fails too
+      extent = self.ctx.extent(self.ref.type.shape[d])
+      p = b.new(isa.SETP, index, extent, cmp="lt", type="u32")  # unsigned: negative fails too
       for lo, hi in self.dims[d].edges:
         for edge, cmp in ((lo, "ge"), (hi, "lt")):
           bound = self.ctx.scalar(self.ref.dyn[edge.index]) if isinstance(edge, Dyn) else edge

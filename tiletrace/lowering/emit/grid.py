@@ -18,6 +18,11 @@ def _program_id(ctx: EmitContext, eqn: Eqn) -> None:
   raise LoweringError("program_id reached the emitter: the scheduler replaces it", loc=eqn.loc)
 
 
+@emit_rules.register(ops.size_p)
+def _size(ctx: EmitContext, eqn: Eqn) -> None:
+  _scalar(ctx, eqn, ctx.extent(eqn.params["size"]))
+
+
 @emit_rules.register(ops.cta_id_p)
 def _cta_id(ctx: EmitContext, eqn: Eqn) -> None:
   _scalar(ctx, eqn, ctx.b.special("ctaid.x"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 import numpy as np
 
 from tiletrace.core.graph import RefOperand
-from tiletrace.core.types import Dyn
+from tiletrace.core.types import Dyn, Size
 from tiletrace.lowering.emit.context import EmitContext
 from tiletrace.lowering.emit.global_access import GlobalAccess
 from tiletrace.lowering.emit.values import Elements, Operand
@@ -38,11 +38,10 @@ class IndexedAccess(GlobalAccess):
     return layout.valid
 
   def groups(self, vec: int) -> tuple[int, list[list[int]]]:
-    item = self.ref.type.dtype.itemsize
     columns = index_columns(self.elements.shape[2], len(self.ref.view.perm), self.index_dims)
-    found = access_groups(self.elements, self.delta // item, columns, vec)
+    found = access_groups(self.elements, self._offsets(), columns, vec)
     assert found is not None, "the selection chose a wider access than the registers allow"
-    return vec * item, found
+    return vec * self.ref.type.dtype.itemsize, found
 
   def at(self, reg: int, *, bounds_only: bool = False) -> tuple[Addr, Reg | None]:
     near, inside = int(self.delta[reg]), self._bounds(reg)
@@ -53,12 +52,13 @@ class IndexedAccess(GlobalAccess):
 
   def _row(self, reg: int) -> Reg:
     """The address of what the register's indices select."""
-    key = tuple(regs[reg] for regs in self.indices)
+    indices, start = [regs[reg] for regs in self.indices], self._far_address(reg, 0)
+    key = (start, *indices)
     if key not in self._rows:
-      address = self.address
-      for d, x in zip(self.index_dims, key, strict=True):
-        step = int(self.steps[self.ref.view.perm[d]])
-        if isinstance(x, Reg):
+      address = start
+      for d, x in zip(self.index_dims, indices, strict=True):
+        step = self.steps[self.ref.view.perm[d]]
+        if isinstance(x, Reg) or isinstance(step, Size):
           address = self._plus(address, x, step)
         elif x:
           address = self.ctx.b.new(isa.ADD, address, int(x) * step, type="s64")
@@ -76,7 +76,7 @@ class IndexedAccess(GlobalAccess):
     b = self.ctx.b
     if (p, x) not in self._inside_index:
       index = x if isinstance(x, Reg) else b.new(isa.MOV, int(x), type="b32")
-      ok = b.new(isa.SETP, index, self.ref.type.shape[p], cmp="lt", type="u32")
+      ok = b.new(isa.SETP, index, self.ctx.extent(self.ref.type.shape[p]), cmp="lt", type="u32")
       for edge in self.dims[p].edges:
         for end, cmp in zip(edge, ("ge", "lt"), strict=True):
           bound = self.ctx.scalar(self.ref.dyn[end.index]) if isinstance(end, Dyn) else end

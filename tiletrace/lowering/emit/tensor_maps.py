@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+from typing import Any
 
 from tiletrace.core.graph import TileGraph, Var
 from tiletrace.core.types import RefType
 from tiletrace.lowering.ptx.registers import Reg
+from tiletrace.lowering.strides import row_major_strides
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -15,7 +16,7 @@ class TensorMap:
 
   Attributes:
     argument: index among the graph's distinct references.
-    dims, box: elements. strides: bytes, of all dimensions but the innermost.
+    dims, box: elements. strides: bytes, of all dimensions but the innermost. What a call decides is a Size.
     swizzle: span in bytes, 0, 32, 64 or 128.
   """
   argument: int
@@ -24,11 +25,6 @@ class TensorMap:
   strides: tuple[int, ...]
   box: tuple[int, ...]
   swizzle: int
-
-
-def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-  """Elements between neighbours along each dimension."""
-  return tuple(math.prod(shape[d + 1:]) for d in range(len(shape)))
 
 
 class TensorMaps:
@@ -43,6 +39,5 @@ class TensorMaps:
     """The map of `root` with a box given in the root's dimension order."""
     assert isinstance(root.type, RefType)
     shape, item = root.type.shape, root.type.dtype.itemsize
-    strides = row_major_strides(shape)
-    return TensorMap(self._argument[root], root.type.dtype.name, shape[::-1],
-                     tuple(s * item for s in strides[-2::-1]) if len(shape) > 1 else (), box[::-1], swizzle)
+    strides: tuple[Any, ...] = tuple(s * item for s in row_major_strides(shape)[:-1])
+    return TensorMap(self._argument[root], root.type.dtype.name, shape[::-1], strides[::-1], box[::-1], swizzle)

@@ -40,7 +40,7 @@ def _branches(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
 
 @layout_rules.register(
     assume.assume_p, barrier.alloc_barrier_p, barrier.barrier_wait_p, barrier.barrier_arrive_p,
-    barrier.barrier_arrive_expect_tx_p, barrier.fence_p, barrier.sync_p, grid.program_id_p, grid.cta_id_p,
+    barrier.barrier_arrive_expect_tx_p, barrier.fence_p, barrier.sync_p, grid.program_id_p, grid.size_p, grid.cta_id_p,
     grid.num_ctas_p, grid.warpgroup_id_p, grid.lookup_p, roles.warpgroup_p, roles.elect_p)
 def _nothing(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
   yield from ()

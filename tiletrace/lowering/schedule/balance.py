@@ -16,7 +16,7 @@ from tiletrace.core.graph import Atom, Block, CallOptions, Eqn, Literal, Var
 from tiletrace.core.ops import elementwise as ew, mma
 from tiletrace.core.ops.control import cond_p, for_loop_p
 from tiletrace.core.ops.grid import program_id_p
-from tiletrace.core.types import TileType
+from tiletrace.core.types import Size, TileType
 from tiletrace.lowering.schedule.builder import Builder
 from tiletrace.lowering.schedule.grid import raster_ids
 
@@ -42,7 +42,7 @@ def balanced_order(body: Block, options: CallOptions, num_sms: int) -> tuple[int
   None where every program costs the same, as far as is known, or no CTA has several, or clusters share programs.
   """
   total = math.prod(options.grid)
-  if options.cluster_size > 1 or not num_sms < total <= _MOST_PROGRAMS:
+  if options.cluster_size > 1 or isinstance(total, Size) or not num_sms < total <= _MOST_PROGRAMS:
     return None
   costs = program_costs(body, options)
   if costs is None or (costs == costs[0]).all():

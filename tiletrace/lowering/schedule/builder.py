@@ -9,10 +9,10 @@ import numpy as np
 
 from tiletrace.core import dtypes
 from tiletrace.core.graph import Atom, Block, Eqn, Literal, Primitive, RefOperand, Var
-from tiletrace.core.ops import barrier, control, elementwise, memory, roles
+from tiletrace.core.ops import barrier, control, elementwise, grid, memory, roles
 from tiletrace.core.rules import type_rules
 from tiletrace.core.source import Loc
-from tiletrace.core.types import RefType, Space, whole_view
+from tiletrace.core.types import Extent, RefType, Size, Space, whole_view
 
 
 def i32(n: int) -> Literal:
@@ -25,7 +25,7 @@ def whole(root: Var) -> RefOperand:
 
 
 class Builder:
-  """Collects equations of one block. Operands may be Python ints."""
+  """Collects equations of one block. Operands may be Python ints, and sizes that the call decides."""
 
   def __init__(self, loc: Loc):
     self.loc, self.eqns = loc, []
@@ -48,22 +48,27 @@ class Builder:
 
   # ---- scalars
 
-  def op(self, primitive: Primitive, *xs: Atom | int) -> Atom:
-    return self.bind(primitive, [i32(x) if isinstance(x, int) else x for x in xs], {})[0]
+  def operand(self, x: Atom | Extent) -> Atom:
+    if isinstance(x, Size):
+      return self.bind(grid.size_p, (), {"size": x})[0]
+    return i32(x) if isinstance(x, int) else x
 
-  def add(self, x: Atom | int, y: Atom | int) -> Atom:
+  def op(self, primitive: Primitive, *xs: Atom | Extent) -> Atom:
+    return self.bind(primitive, [self.operand(x) for x in xs], {})[0]
+
+  def add(self, x: Atom | Extent, y: Atom | Extent) -> Atom:
     return self.op(elementwise.add_p, x, y)
 
-  def sub(self, x: Atom | int, y: Atom | int) -> Atom:
+  def sub(self, x: Atom | Extent, y: Atom | Extent) -> Atom:
     return self.op(elementwise.sub_p, x, y)
 
-  def mul(self, x: Atom | int, y: Atom | int) -> Atom:
+  def mul(self, x: Atom | Extent, y: Atom | Extent) -> Atom:
     return self.op(elementwise.mul_p, x, y)
 
-  def floordiv(self, x: Atom | int, y: Atom | int) -> Atom:
+  def floordiv(self, x: Atom | Extent, y: Atom | Extent) -> Atom:
     return self.op(elementwise.floordiv_p, x, y)
 
-  def mod(self, x: Atom | int, y: Atom | int) -> Atom:
+  def mod(self, x: Atom | Extent, y: Atom | Extent) -> Atom:
     return self.op(elementwise.mod_p, x, y)
 
   def select(self, p: Atom, x: Atom | int, y: Atom | int) -> Atom:
@@ -121,8 +126,8 @@ class Builder:
   def when(self, pred: Atom, body: Block, *otherwise: Block) -> None:
     self.bind(control.cond_p, (pred,), {}, (body, *otherwise))
 
-  def for_loop(self, lo: Atom | int, hi: Atom | int, step: Atom | int, body: Block) -> None:
-    operands = [i32(x) if isinstance(x, int) else x for x in (lo, hi, step)]
+  def for_loop(self, lo: Atom | int, hi: Atom | Extent, step: Atom | int, body: Block) -> None:
+    operands = [self.operand(x) for x in (lo, hi, step)]
     self.bind(control.for_loop_p, operands, {"kind": "range", "num_stages": 1, "unroll": 1}, (body,))
 
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from tiletrace.core.graph import Block, Eqn, RefOperand, Var
 from tiletrace.core.ops import grid, memory, shape as shape_ops
@@ -124,7 +125,7 @@ def _compact(view: View, dyn: list) -> tuple[View, tuple]:
   """Dynamic operands renumbered in the order of their use; unused ones dropped."""
   order: list[int] = []
 
-  def use(x: int | Dyn) -> int | Dyn:
+  def use(x: Any) -> Any:
     if not isinstance(x, Dyn):
       return x
     if x.index not in order:

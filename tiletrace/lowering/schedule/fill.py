@@ -151,10 +151,11 @@ def _inside(b: Builder, src: RefOperand, guard: tuple[int, ...]) -> list[Atom] |
   for d in guard:
     dim, extent = src.view.dims[d], src.type.shape[d]
     assert isinstance(dim.size, int)
-    last = extent - 1 - (dim.size - 1) * dim.stride             # the largest start that is inside
-    if dim.edges or last < 0 or not isinstance(dim.start, Dyn):
+    span = (dim.size - 1) * dim.stride + 1
+    if dim.edges or (isinstance(extent, int) and extent < span) or not isinstance(dim.start, Dyn):
       return None
     start = src.dyn[dim.start.index]
+    last = extent - span if isinstance(extent, int) else b.sub(extent, span)   # the largest start that is inside
     found += [b.op(elementwise.ge_p, start, 0), b.op(elementwise.le_p, start, last)]
   return found
 

@@ -7,10 +7,11 @@ import math
 from tiletrace.core.errors import LoweringError
 from tiletrace.core.graph import Atom, Block, CallOptions, Eqn, TileGraph, Var, substitute, walk
 from tiletrace.core.ops import elementwise, grid as ops
+from tiletrace.core.types import Extent, Size
 from tiletrace.lowering.schedule.builder import Builder, i32
 
 
-def raster_ids(b: Builder, tile: Atom, grid: tuple[int, ...], raster: int | None) -> list[Atom]:
+def raster_ids(b: Builder, tile: Atom, grid: tuple[Extent, ...], raster: int | None) -> list[Atom]:
   """The program ids of the `tile`-th program: last axis fastest, or tt.raster's grouped order of the last two axes."""
   ids: list[Atom] = []
   rest = tile
@@ -33,12 +34,12 @@ def raster_ids(b: Builder, tile: Atom, grid: tuple[int, ...], raster: int | None
   return ids
 
 
-def grouped(b: Builder, tile: Atom, rows: int, columns: int, group: int) -> tuple[Atom, Atom]:
+def grouped(b: Builder, tile: Atom, rows: Extent, columns: Extent, group: int) -> tuple[Atom, Atom]:
   """The equations of tt.raster, in its order."""
   per_group = group * columns
   first = b.mul(b.floordiv(tile, per_group), group)
   height: Atom = i32(group)
-  if rows % group:
+  if isinstance(rows, Size) or rows % group:
     height = b.op(elementwise.min_p, b.sub(rows, first), group)
   within = b.mod(tile, per_group)
   row = b.add(first, b.mod(within, height))

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from tiletrace.core.errors import ResourceError
 from tiletrace.core.graph import TileGraph, Var, walk
-from tiletrace.core.types import BarrierType, RefType, Space
+from tiletrace.core.types import BarrierType, Extent, RefType, Space
 from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.layouts.shared import recognise_swizzle
 from tiletrace.lowering.layouts.tma import ALIGNMENT
@@ -153,12 +153,12 @@ def check_instructions(graph: TileGraph, layouts: dict[Var, Layout], threads: in
                           hint=f"at most {widest} columns a warpgroup, or fewer warpgroups=")
 
 
-def check_launch(graph: TileGraph, threads: int, total: int, target: Target) -> None:
-  """The grid and the CTA fit the hardware."""
+def check_launch(graph: TileGraph, threads: int, total: Extent, target: Target) -> None:
+  """The grid and the CTA fit the hardware. A call checks the grid that it decides."""
   if threads > target.max_threads:
     raise ResourceError(f"{graph.name}: warpgroups={graph.options.warpgroups} needs {threads} threads with its "
                         f"producer, a CTA has at most {target.max_threads}", loc=graph.loc,
                         hint="at most 7 warpgroups beside a producer")
-  if total > target.grid_x:
+  if isinstance(total, int) and total > target.grid_x:
     raise ResourceError(f"{graph.name}: grid {graph.options.grid} has {total} programs, the hardware takes "
                         f"{target.grid_x}", loc=graph.loc, hint="take larger blocks, or loop in the kernel")

@@ -2,19 +2,17 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
-
-import numpy as np
 
 from tiletrace.core.errors import LoweringError
 from tiletrace.core.graph import Eqn, RefOperand, TileGraph, Var
 from tiletrace.core.rules import RuleTable
-from tiletrace.core.types import Dyn, Space
-from tiletrace.lowering.facts import Facts
+from tiletrace.core.types import Dyn, Size, Space
+from tiletrace.lowering.facts import Facts, extent_fact
 from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.options import CompileOptions
-from tiletrace.lowering.tables import coordinates, split_sum
+from tiletrace.lowering.strides import Offsets, divisor, offsets, row_major_strides
+from tiletrace.lowering.tables import coordinates
 from tiletrace.lowering.target import Target
 from tiletrace.lowering.variants import Choice
 
@@ -53,9 +51,9 @@ def guard_dims(ref: RefOperand, facts: Facts) -> tuple[int, ...]:
   out = []
   for d, (dim, extent) in enumerate(zip(ref.view.dims, ref.type.shape, strict=True)):
     start = facts[ref.dyn[dim.start.index] if isinstance(dim.start, Dyn) else dim.start]
-    assert isinstance(dim.size, int), ref
-    last = start.hi + (dim.size - 1) * dim.stride
-    if dim.edges or start.lo < 0 or last >= extent:
+    assert not isinstance(dim.size, Dyn), ref
+    beyond = isinstance(dim.size, int) and start.hi + (dim.size - 1) * dim.stride >= extent_fact(extent).lo
+    if dim.edges or start.lo < 0 or beyond:         # a Size is the root's own
       out.append(d)
   return tuple(out)
 
@@ -80,32 +78,26 @@ def check_in_range(eqn: Eqn, ctx: SelectContext) -> None:
 def access_width(ref: RefOperand, layout: Layout, threads: int, guard: tuple[int, ...], facts: Facts) -> int:
   """Elements of the widest access (16 bytes at most): consecutive in every thread, provably aligned, and wholly
   inside or outside the array."""
-  item = ref.type.dtype.itemsize
-  shape = ref.type.shape
-  steps = [math.prod(shape[d + 1:]) for d in range(len(shape))]
-  table = coordinates(layout, threads)
-  kept = list(ref.view.perm)
-  scale = np.asarray([ref.view.dims[p].stride * steps[p] for p in kept], np.int64)
-  base, delta = split_sum((table.astype(np.int64) * scale).sum(-1) if kept else np.zeros(table.shape[:2], np.int64))
+  item, at = ref.type.dtype.itemsize, offsets(ref, coordinates(layout, threads))
   width = 1
-  while width * 2 * item <= 16 and _fits(ref, base, delta, width * 2, steps, guard, facts):
+  while width * 2 * item <= 16 and _fits(ref, at, width * 2, guard, facts):
     width *= 2
   return width
 
 
-def _fits(ref: RefOperand, base: np.ndarray, delta: np.ndarray, width: int, steps: list[int], guard: tuple[int, ...],
-          facts: Facts) -> bool:
-  if len(delta) % width:
+def _fits(ref: RefOperand, at: Offsets, width: int, guard: tuple[int, ...], facts: Facts) -> bool:
+  groups = at.groups(width)
+  if groups is None or (at.delta[groups[:, 0]] % width).any() or (at.base % width).any():
     return False
-  groups = np.sort(delta).reshape(-1, width)
-  if (groups != groups[:, :1] + np.arange(width)).any() or (groups[:, 0] % width).any() or (base % width).any():
-    return False
-  inner = len(steps) - 1
-  for d, dim in enumerate(ref.view.dims):
+  strides = row_major_strides(ref.type.shape)
+  inner = len(strides) - 1
+  for d, (dim, stride) in enumerate(zip(ref.view.dims, strides, strict=True)):
     start = facts[ref.dyn[dim.start.index] if isinstance(dim.start, Dyn) else dim.start]
-    if start.divisor * steps[d] % width:
+    rows = 1 if isinstance(stride, Size) and not dim.squeezed else start.divisor      # of which any may be meant
+    if rows * divisor(stride) % width:
       return False
-    if d == inner and (ref.type.shape[d] % width or dim.edges or (isinstance(dim.size, int) and dim.size % width)) and (
+    extent = divisor(ref.type.shape[d])
+    if d == inner and (extent % width or dim.edges or (isinstance(dim.size, int) and dim.size % width)) and (
         d in guard or dim.edges or dim.size % width):  # type: ignore[operator]
       return False
   return True
