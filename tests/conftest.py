@@ -23,8 +23,9 @@ if "TT_CACHE_DIR" not in os.environ:        # workers inherit the directory of t
   atexit.register(shutil.rmtree, os.environ["TT_CACHE_DIR"], ignore_errors=True)
 
 
-def _no_gpu() -> str | None:
-  """Why GPU tests cannot run, or None. Asks the driver directly: initialising jax for that takes seconds."""
+def _no_gpu() -> str | int:
+  """Why GPU tests cannot run, or the GPU's major compute capability. Asks the driver directly: initialising jax for
+  that takes seconds."""
   try:
     driver = ctypes.CDLL("libcuda.so.1")
   except OSError:
@@ -32,14 +33,19 @@ def _no_gpu() -> str | None:
   major = ctypes.c_int()
   if driver.cuInit(0) or driver.cuDeviceGetAttribute(ctypes.byref(major), 75, 0):     # COMPUTE_CAPABILITY_MAJOR
     return "no NVIDIA GPU"
-  return None if major.value == 9 else f"the GPU has compute capability {major.value}.x, not 9.0"
+  return major.value
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-  needing = [item for item in items if item.get_closest_marker("gpu")]
-  reason = _no_gpu() if needing else None
-  for item in needing if reason else ():
-    item.add_marker(pytest.mark.skip(reason=reason))
+  """`gpu` asks for compute capability 9.0, `gpu(least=8)` for that of any GPU from 8.0 on."""
+  needing = [(item, mark) for item in items if (mark := item.get_closest_marker("gpu"))]
+  found = _no_gpu() if needing else 0
+  for item, mark in needing:
+    least = mark.kwargs.get("least")
+    if isinstance(found, str):
+      item.add_marker(pytest.mark.skip(reason=found))
+    elif found < least if least is not None else found != 9:
+      item.add_marker(pytest.mark.skip(reason=f"the GPU has compute capability {found}.x"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -474,7 +474,7 @@ def tile_call(kernel: Callable[..., None], out_shape: Any, *, grid: int | tuple[
   options = options or CompileOptions()
   switches = config.read()
   options = dataclasses.replace(options, debug=options.debug or switches.debug,
-                                profile=options.profile or switches.profile)
+                                profile=options.profile or switches.profile, target=options.target or switches.target)
   call = CallOptions(extents, _count(warpgroups, "warpgroups", label, 8), _cluster(cluster, extents, label), raster,
                      persistent)
   return TileCall(kernel, out_shape, call, aliases=aliases, vjp=vjp, compile_options=options,

@@ -27,10 +27,9 @@ from tiletrace.core import config
 from tiletrace.core.errors import TileTraceError
 from tiletrace.ffi import library
 from tiletrace.lowering import assemble, cache
-from tiletrace.lowering.target import SM_90A
+from tiletrace.lowering.target import SM_90A, Target, target_of
 
 _PACKAGES = ("jax", "jaxlib", "numpy", "ml_dtypes", "jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cuda-nvcc")
-_CAPABILITY = "9.0"          # sm_90a runs on exactly that
 _M, _N, _K = 100, 72, 40     # tails in every dimension; rows of 16 bytes, as TMA wants them
 
 
@@ -95,6 +94,12 @@ def gpus() -> list[Any]:
   return [d for d in jax.devices() if d.platform == "gpu" and hasattr(d, "compute_capability")]
 
 
+def _target(gpu: Any) -> Target | None:
+  """What kernels are compiled for on a GPU."""
+  major, minor = str(gpu.compute_capability).split(".")
+  return target_of(10 * int(major) + int(minor))
+
+
 def check_devices() -> Iterator[Finding]:
   try:
     devices = jax.devices()
@@ -103,10 +108,13 @@ def check_devices() -> Iterator[Finding]:
                   "install jax[cuda13] and a driver that knows CUDA 13")
     return
   yield Finding("ok", "devices", ", ".join(f"{d.platform}:{d.id} {d.device_kind}" for d in devices))
-  others = [d for d in gpus() if str(d.compute_capability) != _CAPABILITY]
-  if others:
-    yield Finding("!!", "devices", f"{others[0].device_kind} has compute capability {others[0].compute_capability}",
-                  f'kernels are compiled for {SM_90A.name} (H100, H200); tile_call(..., backend="xla") runs anywhere')
+  for device in gpus():
+    target = _target(device)
+    kind = f"{device.device_kind} has compute capability {device.compute_capability}"
+    if target is None:
+      yield Finding("!!", "devices", kind, 'kernels run from 8.0 on; tile_call(..., backend="xla") runs anywhere')
+    elif target is not SM_90A:
+      yield Finding("ok", "devices", f"{kind}: kernels are compiled for {target.name}, without TMA and wgmma")
   if not gpus():
     yield Finding("--", "devices", "no NVIDIA GPU that jax can use: kernels run on the CPU, as jax ops",
                   "with a GPU: pip install 'tiletrace[cuda13]'")
@@ -176,7 +184,7 @@ def examine() -> Iterator[Finding]:
   yield from started
   if started[0].mark == "!!":
     return
-  able = [d for d in gpus() if str(d.compute_capability) == _CAPABILITY]
+  able = [d for d in gpus() if _target(d) is not None]
   checks: list[Callable[[], Iterator[Finding]]] = [
       lambda: check_ptxas(bool(able)), lambda: check_launcher(bool(able)), check_cache]
   for check in checks:

@@ -220,13 +220,18 @@ class TileProgram:
     return self._batches[key]
 
   def image(self, target: str) -> KernelImage:
-    """The compiled kernel: from memory, from the disk cache, or compiled now; for the sizes of this call."""
+    """The compiled kernel: from memory, from the disk cache, or compiled now; for the sizes of this call.
+
+    Args:
+      target: where the options name none.
+    """
     if self.is_symbolic:
       raise LoweringError(f"{self.name} has symbolic sizes, and a launch needs numbers", loc=self.graph.loc,
                           hint="export with concrete shapes")
-    if target not in self._images:
-      self._images[target] = compile_image(self.graph, target, self.options)
-    image = self._images[target]
+    where, options = pipeline.resolve(None, self.options, target)
+    if where.name not in self._images:
+      self._images[where.name] = compile_image(self.graph, where, options)
+    image = self._images[where.name]
     return image.at(dict(self.sizes)) if self.sizes and not self.is_symbolic else image
 
 
@@ -251,32 +256,31 @@ def _check_extents(graph: TileGraph) -> None:
                             loc=graph.loc, hint="fold it into two dimensions: x.reshape(-1, 4096)")
 
 
-def _cache_key(graph: TileGraph, target: Target, options: CompileOptions) -> str:
+def _cache_key(graph: TileGraph, target: Target, machine: str, options: CompileOptions) -> str:
   """L1: everything that determines the image."""
-  return cache.digest(graph_digest(graph), target.name, repr(options), cache.assembler_version(),
+  return cache.digest(graph_digest(graph), target.name, machine, repr(options), cache.assembler_version(),
                       cache.package_digest(), str(config.read().lineinfo))
 
 
-def compile_image(graph: TileGraph, target: str | None, options: CompileOptions) -> KernelImage:
-  """The image, through the kernel cache.
+def compile_image(graph: TileGraph, target: Target, options: CompileOptions) -> KernelImage:
+  """The image, through the kernel cache; machine code is for the GPU that is there, if it is newer than the target.
 
   Raises:
     TileTraceError: a kind of it, from the pass or the assembler that refuses.
   """
-  where, options = pipeline.resolve(target, options)
-  key = _cache_key(graph, where, options)
+  machine = target.machine(primitive.capability())
+  key = _cache_key(graph, target, machine, options)
   dumping = bool(config.read().dump.stages) or config.read().stop_after is not None
   payload = None if dumping else cache.STORE.get("kernel", key)
   if payload is not None:
     return dataclasses.replace(KernelImage.from_bytes(payload), source=graph.loc.short())
-  lowering = pipeline.lower(graph, where, options)
-  cubin = pipeline.assemble(lowering)
-  image = build_image(lowering, cubin)
+  lowering = pipeline.lower(graph, target, options)
+  image = build_image(lowering, pipeline.assemble(lowering, machine), machine)
   cache.STORE.put("kernel", key, image.to_bytes())
   return image
 
 
-def build_image(lowering: pipeline.Lowering, cubin: Cubin) -> KernelImage:
+def build_image(lowering: pipeline.Lowering, cubin: Cubin, machine: str) -> KernelImage:
   """What a launch needs: the entry's parameters are the distinct references' addresses, the sizes that a call decides,
   then the tensor maps."""
   graph, emitted, program = lowering.graph, lowering.emitted, lowering.program
@@ -291,7 +295,7 @@ def build_image(lowering: pipeline.Lowering, cubin: Cubin) -> KernelImage:
   fingerprint = cache.digest(lowering.ptx)
   return KernelImage(graph.name, cubin.image, (math.prod(graph.options.grid), 1, 1), program.threads,
                      graph.options.launch_cluster, program.smem_bytes, (*pointers, *scalars, *encoded), maps,
-                     graph.options.persistent, graph.loc.short(), fingerprint, lowering.target.name, sizes)
+                     graph.options.persistent, graph.loc.short(), fingerprint, machine, sizes)
 
 
 def _size_sources(graph: TileGraph) -> tuple[SizeSource, ...]:
@@ -326,12 +330,13 @@ class Traced:
     """Lowers to PTX.
 
     Args:
-      target: "sm_90a", the default.
+      target: "sm_90a", "sm_80", "sm_86" or "sm_89"; None: the options' (TT_TARGET's), else that of the GPU,
+        else sm_90a.
       options: default: those of the tile_call.
     Raises:
       TileTraceError: a kind of it, from the pass that refuses, with the user's line.
     """
-    where, chosen = pipeline.resolve(target, options or self.program.options)
+    where, chosen = pipeline.resolve(target, options or self.program.options, primitive.default_target())
     return Lowered(self.program, pipeline.lower(self.graph, where, chosen))
 
 
@@ -366,13 +371,14 @@ class Lowered:
     return found.json() if json else found
 
   def compile(self) -> Compiled:
-    """Assembles.
+    """Assembles: for the target, or for the GPU that is there, if it is of a later generation.
 
     Raises:
       AssembleError: there is no ptxas, or it refuses, spills or serialises wgmma.
     """
-    cubin = pipeline.assemble(self.lowering)
-    return Compiled(self, build_image(self.lowering, cubin), cubin)
+    machine = self.lowering.target.machine(primitive.capability())
+    cubin = pipeline.assemble(self.lowering, machine)
+    return Compiled(self, build_image(self.lowering, cubin, machine), cubin)
 
   def simulate(self, *args: Any, grid: int | tuple[int, ...] | None = None, seed: int = 0, num_sms: int = 2,
                races: bool = True, most_steps: int = MOST_STEPS) -> list[np.ndarray]:

@@ -14,7 +14,7 @@ from tiletrace.core.config import Config, ConfigError, Dump, describe, read
 def test_defaults_hold_where_nothing_is_set():
   assert read({}) == Config(dump=Dump(), force=(), cache=True, cache_dir=os.path.expanduser("~/.cache/tiletrace"),
                             ptxas=None, lineinfo=False, verify=True, stop_after=None, backend=None,
-                            debug=False, profile=False)
+                            debug=False, profile=False, target=None)
 
 
 def test_an_empty_variable_counts_as_not_set():
@@ -24,10 +24,10 @@ def test_an_empty_variable_counts_as_not_set():
 def test_every_switch_is_read():
   got = read({"TT_DUMP": "layout, ptx", "TT_FORCE": "copy:tma,reduce:shuffle", "TT_CACHE": "0", "TT_CACHE_DIR": "/c",
               "TT_PTXAS": "/bin/ptxas", "TT_LINEINFO": "1", "TT_VERIFY": "0", "TT_STOP_AFTER": "schedule",
-              "TT_BACKEND": "sim", "TT_DEBUG": "1", "TT_PROFILE": "1"})
+              "TT_BACKEND": "sim", "TT_DEBUG": "1", "TT_PROFILE": "1", "TT_TARGET": "sm_80"})
   assert got == Config(dump=Dump(frozenset({"layout", "ptx"})), force=(("copy", "tma"), ("reduce", "shuffle")),
                        cache=False, cache_dir="/c", ptxas="/bin/ptxas", lineinfo=True, verify=False,
-                       stop_after="schedule", backend="sim", debug=True, profile=True)
+                       stop_after="schedule", backend="sim", debug=True, profile=True, target="sm_80")
 
 
 def test_dumps_name_stages_and_a_directory():

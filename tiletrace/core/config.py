@@ -41,6 +41,7 @@ class Config:
   backend: str | None
   debug: bool
   profile: bool
+  target: str | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,6 +111,8 @@ SWITCHES = (
            "`tt.assume`), as with CompileOptions(debug=True)", _bool),
     Switch("TT_PROFILE", "profile", "0", "1", "1: kernels record the times of `tt.profile`, as with "
            "CompileOptions(profile=True)", _bool),
+    Switch("TT_TARGET", "target", "", "sm_80", "the target of kernels whose options name none; otherwise that of the "
+           "GPU, sm_90a where there is none", _text),
 )
 
 

@@ -141,7 +141,9 @@ class KernelImage:
     persistent: grid[0] is clamped at launch to the number of SMs of the device, in whole clusters.
     source: where the kernel was written, "file.py:12".
     fingerprint: hash of what the image was compiled from.
-    target: the architecture of the cubin. An "a" suffix binds it to exactly that compute capability.
+    target: the architecture of the cubin. An "a" suffix binds it to exactly that compute capability; others run on
+      later GPUs of the same major one. A program for sm_80 that is to run on an sm_90 is assembled for that, and this
+      is "sm_90".
     sizes: of dynamic shapes, what each call decides. `at` gives the image of one call, without them.
 
   Example:

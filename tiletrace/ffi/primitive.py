@@ -18,12 +18,12 @@ from jax.core import ShapedArray
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
-from tiletrace.core.errors import TileTypeError
+from tiletrace.core.errors import LoweringError, TileTypeError
 from tiletrace.core.source import user_loc
 from tiletrace.ffi import library
 from tiletrace.ffi.image import KernelImage
+from tiletrace.lowering.target import target_of
 
-# Lowering never asks a device: it must give the same on a machine without one, and for an explicit platform.
 DEFAULT_TARGET = "sm_90a"
 
 Aval = tuple[tuple[int, ...], np.dtype]
@@ -79,8 +79,33 @@ class Program(Protocol):
     ...
 
   def image(self, target: str) -> KernelImage:
-    """The compiled kernel for a target such as "sm_90a"; compiled once."""
+    """The compiled kernel; compiled once. `target`: where the program names none itself."""
     ...
+
+
+@functools.cache
+def capability() -> int | None:
+  """Compute capability, times ten, of jax's first CUDA GPU; None without one."""
+  try:
+    gpus = jax.local_devices(backend="cuda")
+  except RuntimeError:              # jax has no such backend
+    return None
+  major, minor = str(gpus[0].compute_capability).split(".")
+  return 10 * int(major) + int(minor)
+
+
+def default_target() -> str:
+  """The target that suits the GPU; without one, as where a program is exported for CUDA, "sm_90a".
+
+  Raises:
+    LoweringError: kernels do not run on the GPU.
+  """
+  found = capability()
+  target = None if found is None else target_of(found)
+  if found is not None and target is None:
+    raise LoweringError(f"kernels run from compute capability 8.0 on, this GPU has {found // 10}.{found % 10}",
+                        hint='tile_call(..., backend="xla") runs anywhere')
+  return DEFAULT_TARGET if target is None else target.name
 
 
 tile_call_p = jex_core.Primitive("tile_call")
@@ -174,7 +199,7 @@ def _lower_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, program: Program)
   if program.recorders:
     return mlir.lower_fun(functools.partial(_call_that_records, program), multiple_results=True)(ctx, *operands)
   rule = jax.ffi.ffi_lowering(library.TARGET, operand_output_aliases=dict(program.aliases))
-  return rule(ctx, *operands, **program.image(DEFAULT_TARGET).attributes())
+  return rule(ctx, *operands, **program.image(default_target()).attributes())
 
 
 def _call_that_records(program: Program, *operands: jax.Array) -> list[jax.Array]:
@@ -185,7 +210,8 @@ def _call_that_records(program: Program, *operands: jax.Array) -> list[jax.Array
   results = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in (*program.out_avals, *more)]
   aliases = {**dict(program.aliases), **{n + i: outs + i for i in range(len(empty))}}
   call = jax.ffi.ffi_call(library.TARGET, results, input_output_aliases=aliases)
-  found = call(*operands, *(jnp.zeros(x.shape, x.dtype) for x in empty), **program.image(DEFAULT_TARGET).attributes())
+  found = call(*operands, *(jnp.zeros(x.shape, x.dtype) for x in empty),
+               **program.image(default_target()).attributes())
   for recorder, written in zip(program.recorders, found[outs:], strict=True):
     jax.debug.callback(recorder.report, written)
   return list(found[:outs])

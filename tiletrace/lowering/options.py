@@ -13,6 +13,7 @@ class CompileOptions:
     allow_spills: accept a kernel whose registers spill to local memory.
     allow_serialized_wgmma: accept ptxas' C75xx warnings (wgmma serialised: correct, slow).
     debug: tt.debug_print prints, tt.debug_check and tt.assume are checked; else no code is made for them.
+    target: "sm_90a", "sm_80", "sm_86" or "sm_89"; None: TT_TARGET's, else that of the GPU, else sm_90a.
     profile: tt.profile records times; else no code is made for it.
     ctas_per_sm: how many CTAs an SM is to hold at least: ptxas takes no more registers than that leaves.
   """
@@ -22,6 +23,7 @@ class CompileOptions:
   ctas_per_sm: int = 1
   debug: bool = False
   profile: bool = False
+  target: str | None = None
 
   def forced(self, op: str) -> str | None:
     return dict(self.force).get(op)

@@ -74,17 +74,24 @@ class Lowering:
     raise LoweringError(f"no stage {stage!r}", hint=f"the stages are {', '.join(STAGES)}")
 
 
-def resolve(target: str | Target | None, options: CompileOptions | None) -> tuple[Target, CompileOptions]:
-  """The target by name, and the options with TT_FORCE added."""
-  if isinstance(target, str):
-    if target not in TARGETS:
-      raise LoweringError(f"no target {target!r}", hint=f"the targets are {', '.join(TARGETS)}")
-    target = TARGETS[target]
+def resolve(target: str | None, options: CompileOptions | None, default: str = "sm_90a"
+            ) -> tuple[Target, CompileOptions]:
+  """The target by name, and the options with TT_FORCE added.
+
+  Args:
+    target: None: that of the options, else `default`.
+
+  Raises:
+    LoweringError: there is no such target.
+  """
   options = options or CompileOptions()
+  name = target or options.target or default
+  if name not in TARGETS:
+    raise LoweringError(f"no target {name!r}", hint=f"the targets are {', '.join(TARGETS)}")
   forced = config.read().force
   if forced:
     options = dataclasses.replace(options, force=(*options.force, *forced))
-  return target or TARGETS["sm_90a"], options
+  return TARGETS[name], options
 
 
 def instrumented(graph: TileGraph, options: CompileOptions) -> tuple[TileGraph, tuple[Recorder, ...]]:
@@ -117,12 +124,16 @@ def lower(graph: TileGraph, target: Target, options: CompileOptions) -> Lowering
   return Lowering(graph, laid_out, selected, program, emitted, ptx, target, options, run.seconds, recorders)
 
 
-def assemble(lowering: Lowering) -> Cubin:
-  """The machine code, from the cache where the same text was assembled before."""
+def assemble(lowering: Lowering, machine: str | None = None) -> Cubin:
+  """The machine code, from the cache where the same text was assembled before.
+
+  Args:
+    machine: the architecture that it is for (`Target.machine`); None: the target's own.
+  """
   switches = config.read()
   options = AssembleOptions(switches.lineinfo, lowering.options.allow_spills, lowering.options.allow_serialized_wgmma)
   lines = lowering.emitted.module.lines(lineinfo=switches.lineinfo)
-  return assemble_cached(lowering.ptx, lowering.target.name, options, locations=[loc for _, loc in lines])
+  return assemble_cached(lowering.ptx, machine or lowering.target.name, options, locations=[loc for _, loc in lines])
 
 
 class _Runner:

@@ -35,6 +35,7 @@ from tiletrace.lowering.options import CompileOptions
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.module import Entry, Module, Param
 from tiletrace.lowering.schedule.program import Program
+from tiletrace.lowering.target import Target
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,7 +84,20 @@ def emit(program: Program, options: CompileOptions) -> Emitted:
   leave_cluster(ctx)
   ctx.b(isa.RET)
   _take_map_addresses(ctx, entry, head)
+  _check_instructions(entry, program.target)
   return Emitted(module, len(roots), tuple(ctx.maps.maps))
+
+
+def _check_instructions(entry: Entry, target: Target) -> None:
+  """What no variant's predicate has found: an instruction that the target has not.
+
+  Raises:
+    LoweringError: with the instruction, what it needs, and the target.
+  """
+  for inst in entry.instructions():
+    reason = target.lacks(inst.form.arch)
+    if reason is not None:
+      raise LoweringError(f"'{inst.form}': {reason}", loc=inst.loc)
 
 
 def _pointers(ctx: EmitContext, entry: Entry, roots: list) -> None:

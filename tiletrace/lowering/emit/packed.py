@@ -21,11 +21,12 @@ PACKED: dict[Primitive, Instr] = {ew.add_p: isa.ADD, ew.sub_p: isa.SUB, ew.mul_p
 
 
 def in_pairs(row: Instr, single: Callable[[EmitContext, Eqn], None]) -> Callable[[EmitContext, Eqn], None]:
-  """A rule that applies `row` to whole words; to other types, and to one element alone, `single`."""
+  """A rule that applies `row` to whole words; to other types, to one element alone, and to bf16 before sm_90,
+  `single`."""
   def rule(ctx: EmitContext, eqn: Eqn) -> None:
     out, b = eqn.outvars[0], ctx.b
     count, type_ = ctx.count(out), _TYPES.get(out.dtype)
-    if type_ is None or count == 1:
+    if type_ is None or count == 1 or (out.dtype == dtypes.bf16 and ctx.target.lacks("sm_90")):
       single(ctx, eqn)
       return
     xs = [words(spread(b, x, count) if x.count == 1 else x) for x in map(ctx.read, eqn.values)]

@@ -14,6 +14,7 @@ from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.instr import Inst, PtxError
 from tiletrace.lowering.ptx.module import Entry, Module
 from tiletrace.lowering.ptx.registers import Addr, Label, Reg, Symbol
+from tiletrace.lowering.target import accepts
 
 _IDENTIFIER = re.compile(r"[A-Za-z][\w$]*|[_$%][\w$]+")    # PTX ISA section 4.4
 _LEAVES = (isa.RET, isa.EXIT, isa.TRAP)
@@ -110,17 +111,10 @@ def _symbols(module: Module, entry: Entry) -> Iterator[Finding]:
 
 def _targets(module: Module, entry: Entry) -> Iterator[Finding]:
   for inst in entry.instructions():
-    if not _accepts(module.target, inst.form.arch):
+    if not accepts(module.target, inst.form.arch):
       yield Finding("target", f"{inst.form} needs {inst.form.arch}, the module is for {module.target}", inst.loc)
     if inst.row is isa.SETMAXNREG and entry.max_registers is None and entry.min_ctas is None:
       yield Finding("setmaxnreg", f"{entry.name} needs min_ctas or max_registers, or ptxas ignores {inst}", inst.loc)
-
-
-def _accepts(target: str, floor: str) -> bool:
-  """An "a" feature exists on that very target only; others from the floor on."""
-  if floor.endswith("a"):
-    return target == floor
-  return int(target.strip("sm_a")) >= int(floor.strip("sm_"))
 
 
 def _unused(entry: Entry) -> Iterator[Finding]:

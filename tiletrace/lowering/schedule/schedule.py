@@ -117,6 +117,8 @@ class _Scheduler:
     body, self.allocs = _split_allocs(elide_zero_stores(body, self._runs))
     graph = self.graph.replace(body=body)
     self.order = self._order(graph)
+    if self.target.lacks("sm_90"):
+      return self._single(graph)
     rings, notes = find_rings(graph, self._fillable)
     refusal = self._refusal(graph, rings)
     if refusal is not None and any(r.by_threads for r in rings):

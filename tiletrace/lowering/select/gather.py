@@ -5,6 +5,7 @@ import functools
 from typing import Any
 
 from tiletrace.core import dtypes
+from tiletrace.core.errors import LoweringError
 from tiletrace.core.graph import Block, Eqn, Var, walk
 from tiletrace.core.ops import atomic as atomics, gather as ops
 from tiletrace.core.types import Space
@@ -94,8 +95,12 @@ def _atomic(eqn: Eqn, ctx: SelectContext) -> tuple[Eqn, Choice | None]:
   params = {**p, "returns": returns, "guard": _guard(eqn, ctx), "vec": 1}
   reduces = not returns and p["op"] == "add" and p["sem"] in ("relaxed", "release") and p["scope"] != "cluster"
   mask = ops.split_values(eqn, atomics.num_operands(eqn))[1]
+  has_vectors = not ctx.target.lacks("sm_90")
+  if ref.type.dtype == dtypes.bf16 and not has_vectors:
+    raise LoweringError(f"atomic {p['op']} of bf16: {ctx.target.lacks('sm_90')}", loc=eqn.loc,
+                        hint="accumulate in an array of f32")
   if reduces and dtypes.is_float(ref.type.dtype) and isinstance(value, Var) and value.shape and not _masked(mask):
-    most = 16 if ref.type.dtype == dtypes.f32 else 4
+    most = 4 if ref.type.dtype != dtypes.f32 or not has_vectors else 16
     params["vec"] = _width(eqn, value, ctx, most) if p["dims"] else min(
       most // ref.type.dtype.itemsize,
       access_width(ref, ctx.layouts[value], ctx.threads(eqn), params["guard"], ctx.facts))

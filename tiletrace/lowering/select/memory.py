@@ -29,6 +29,10 @@ def is_global_to_shared(eqn: Eqn, ctx: SelectContext) -> str | None:
   return None
 
 
+def has_tma(eqn: Eqn, ctx: SelectContext) -> str | None:
+  return ctx.target.lacks("sm_90")
+
+
 def fill_is_zero(eqn: Eqn, ctx: SelectContext) -> str | None:
   fill = eqn.params["fill_value"]
   return None if fill == 0 else f"the hardware fills with 0, not {fill}"
@@ -166,7 +170,7 @@ def _shared_width(ref: RefOperand, place: SharedPlace, layout: Layout, threads: 
 
 
 COPY = (
-  Variant("tma", (is_global_to_shared, fill_is_zero, tma_fits)),
+  Variant("tma", (has_tma, is_global_to_shared, fill_is_zero, tma_fits)),
   Variant("cp_async", (is_global_to_shared, fill_is_zero, cp_async_fits)),
   Variant("vector", (is_wider_than_an_element,)),
   Variant("scalar"),
@@ -216,7 +220,7 @@ def _copy_async(eqn: Eqn, ctx: SelectContext) -> tuple[Eqn, Choice]:
   """The author chose; only whether it is possible is left to say."""
   src, dst = eqn.refs
   storing = (src.type.space, dst.type.space) == (Space.SHARED, Space.GLOBAL)
-  tma = Variant("tma", (fill_is_zero, functools.partial(_no_tma, proven=False)))
+  tma = Variant("tma", (has_tma, fill_is_zero, functools.partial(_no_tma, proven=False)))
   cp_async = Variant("cp_async", (is_global_to_shared, fill_is_zero, cp_async_fits))
   forced = eqn.params["dispatch"] or ("tma" if eqn.values or storing else None)
   choice = choose("copy_async", (tma, cp_async), eqn, ctx, forced=forced)
@@ -238,8 +242,8 @@ def _no_tma(eqn: Eqn, ctx: SelectContext, *, proven: bool) -> str | None:
 # ---- loads and stores of values
 
 STORE = (
-  Variant("tma", (is_not_explicit, is_unmasked, is_not_elected, is_not_ordered, comes_from_wgmma, tma_can_store,
-                  staging_rows_fit)),
+  Variant("tma", (has_tma, is_not_explicit, is_unmasked, is_not_elected, is_not_ordered, comes_from_wgmma,
+                  tma_can_store, staging_rows_fit)),
   Variant("direct"),
 )
 
@@ -280,7 +284,7 @@ def _store(eqn: Eqn, ctx: SelectContext) -> tuple[Eqn, Choice | None]:
 
 def uses_stmatrix(ref: RefOperand, layout: Layout | None, ctx: SelectContext, threads: int) -> bool:
   """16-bit elements in a fragment whose 8x8 blocks are rows of 16 bytes in shared memory."""
-  if ref.type.dtype.itemsize != 2 or layout is None or layout.valid != layout.shape:
+  if ref.type.dtype.itemsize != 2 or layout is None or layout.valid != layout.shape or ctx.target.lacks("sm_90"):
     return False
   place = shared_place(ref, ctx.layouts[ref.root], ctx.facts)
   if not isinstance(place, SharedPlace) or place.alignment(2, ctx.facts) % 16:

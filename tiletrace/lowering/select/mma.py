@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 
+from tiletrace.core import dtypes
 from tiletrace.core.graph import Eqn, Var
 from tiletrace.core.ops import mma as ops
 from tiletrace.core.ops.memory import load_p
@@ -11,6 +12,14 @@ from tiletrace.lowering.mma_plan import mma_plan
 from tiletrace.lowering.select.context import SelectContext, select_rules
 from tiletrace.lowering.variants import Choice, Variant, choose
 from tiletrace.lowering.wgmma_plan import WgmmaPlan, best_partition, shape_of
+
+
+def has_wgmma(eqn: Eqn, ctx: SelectContext) -> str | None:
+  return ctx.target.lacks("sm_90a")
+
+
+def has_its_operands(eqn: Eqn, ctx: SelectContext) -> str | None:
+  return ctx.target.lacks("sm_89") if eqn.refs[-2].type.dtype in (dtypes.f8e4m3, dtypes.f8e5m2) else None
 
 
 def has_a_partition(eqn: Eqn, ctx: SelectContext) -> str | None:
@@ -59,9 +68,10 @@ def warps_hold_the_accumulator(eqn: Eqn, ctx: SelectContext) -> str | None:
 
 
 GEMM = (
-  Variant("wgmma_ss", (has_a_partition, accumulator_fits, a_is_shared)),
-  Variant("wgmma_rs", (has_a_partition, accumulator_fits)),
-  Variant("mma_sync", (is_no_explicit_group, policy_is_for_warps, padding_of_k_is_zero, warps_hold_the_accumulator)),
+  Variant("wgmma_ss", (has_wgmma, has_a_partition, accumulator_fits, a_is_shared)),
+  Variant("wgmma_rs", (has_wgmma, has_a_partition, accumulator_fits)),
+  Variant("mma_sync", (has_its_operands, is_no_explicit_group, policy_is_for_warps, padding_of_k_is_zero,
+                       warps_hold_the_accumulator)),
 )
 
 

@@ -11,6 +11,7 @@ from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.options import CompileOptions
 from tiletrace.lowering.ownership import is_explicit, role_sizes
 from tiletrace.lowering.select.context import SelectContext, check_in_range, select_rules
+from tiletrace.lowering.select.floors import check_floors
 from tiletrace.lowering.select.memory import copy_by_threads
 from tiletrace.lowering.select.mma import as_mma_sync, select_gemm
 from tiletrace.lowering.target import Target
@@ -32,8 +33,9 @@ def context(graph: TileGraph, layouts: dict[Var, Layout], target: Target, option
 
 
 def choose_anchors(graph: TileGraph, target: Target, options: CompileOptions) -> tuple[TileGraph, tuple[Choice, ...]]:
-  """Before layouts: refuses a gemm that no variant can compute, with every variant's reason, and turns those that go to
-  mma.sync into loads and products of values; the choices are theirs."""
+  """Before layouts: refuses what the target has not, and a gemm that no variant can compute, with every variant's
+  reason; turns those that go to mma.sync into loads and products of values; the choices are theirs."""
+  check_floors(graph, target)
   ctx, choices = context(graph, {}, target, options), []
 
   def visit(block: Block) -> Block:
