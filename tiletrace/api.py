@@ -44,7 +44,19 @@ _TRANSLATIONS = {
 
 
 class TileCall:
-  """A kernel with its launch. Call it with arrays, inside or outside jax.jit; `trace` and `lower` give its stages."""
+  """A kernel with its launch. Call it with arrays, inside or outside jax.jit; `trace` and `lower` give its stages.
+
+  >>> def kernel(x, y):
+  ...   y[...] = x[...] + 1
+  >>> x = jnp.arange(4.)
+  >>> f = tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=1)
+  >>> f
+  <tile_call kernel grid=(1,)>
+  >>> f(x)
+  Array([1., 2., 3., 4.], dtype=float32)
+  >>> ".target sm_90a" in f.lower(x).as_text("ptx")
+  True
+  """
 
   def __init__(self, kernel: Callable[..., None], out_shape: Any, options: CallOptions, *, aliases: dict[int, int],
                vjp: Any, compile_options: CompileOptions, backend: str | None, name: str | None,

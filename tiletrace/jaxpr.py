@@ -53,8 +53,12 @@ def call_jax(fn: Callable[..., Any], *args: Any, **static: Any) -> Any:
     TileTypeError: `fn` needs an operation that tiles do not have, closes over an array, or an argument is an array or
       a reference.
 
-  Example, in a kernel:
-    >>> y = tt.call_jax(jax.nn.gelu, acc[...])  # doctest: +SKIP
+  Example:
+    >>> def kernel(x, y):
+    ...   y[...] = tt.call_jax(jax.nn.relu, x[...])
+    >>> x = jnp.array([-1., 2.])
+    >>> tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=1)(x)
+    Array([0., 2.], dtype=float32)
   """
   current().raise_pending()
   inner = fn.func if isinstance(fn, functools.partial) else fn

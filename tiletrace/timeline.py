@@ -26,8 +26,16 @@ class timeline:
     events: all spans, in no order.
 
   Example:
-    >>> with tt.timeline("trace.json") as t:  # doctest: +SKIP
-    ...   f(a, b)
+    >>> def kernel(x, y):
+    ...   with tt.profile("add"):
+    ...     y[...] = x[...] + 1
+    >>> x = jnp.ones(128)
+    >>> options = tt.CompileOptions(profile=True)
+    >>> f = tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=1, backend="sim", options=options)
+    >>> with tt.timeline("trace.json") as t:
+    ...   y = f(x)
+    >>> [event.name for event in t.events]
+    ['add']
   """
 
   def __init__(self, path: str | os.PathLike[str] | None = None):

@@ -17,6 +17,16 @@ class TileTraceError(Exception):
     also: a second place with its label, e.g. ("the loop is at", loc).
     hint: the remedy, one sentence.
     code: stable identifier of the kind of mistake, e.g. "TT101".
+
+  Example:
+    >>> def kernel(x, y):
+    ...   y[...] = x[...] + x[:, 0]
+    >>> x = jax.ShapeDtypeStruct((2, 3), jnp.float32)
+    >>> try:
+    ...   tt.tile_call(kernel, x, grid=1).trace(x)
+    ... except tt.TileTraceError as e:
+    ...   print(type(e).__name__, e.code, e.message, sep=": ")
+    TileTypeError: TT200: add: ranks differ, [2, 3] and [2]
   """
   code = "TT000"
 

@@ -27,6 +27,15 @@ class Ref(Value):
     view: see tiletrace.core.types.View.
     dyn: the dynamic parts of `view`, i32 scalars.
     writable: False for an input of the kernel.
+
+  Example:
+    >>> def kernel(x, y):
+    ...   print(x, x.at[0, :].shape, x.T.shape)
+    ...   y[...] = x[1, :]
+    >>> x = jnp.arange(6.).reshape(2, 3)
+    >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((3,), x.dtype), grid=1)(x)
+    Ref<global>{f32[2,3]} (3,) (3, 2)
+    Array([3., 4., 5.], dtype=float32)
   """
   __slots__ = ("dyn", "view", "writable")
   __array_ufunc__ = None
@@ -205,6 +214,11 @@ class ds:
 
   `start` is a Python int or an integer scalar; it never wraps. `size` is a Python int, or, for global references, an
   integer scalar: then the view ends there, and blocks of the view read the fill value past its end.
+
+  >>> def kernel(x, y):
+  ...   y[...] = x[tt.ds(3, 4)]
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((4,), jnp.int32), grid=1)(jnp.arange(20))
+  Array([3, 4, 5, 6], dtype=int32)
   """
   start: Any
   size: Any
@@ -220,7 +234,13 @@ class ds:
 
 
 def block(i: Any, size: int) -> ds:
-  """The i-th block of `size` elements: `ds(i * size, size)`."""
+  """The i-th block of `size` elements: `ds(i * size, size)`.
+
+  >>> def kernel(x, y):
+  ...   y[...] = x[tt.block(2, 4)]
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((4,), jnp.int32), grid=1)(jnp.arange(20))
+  Array([ 8,  9, 10, 11], dtype=int32)
+  """
   i = _integer(i, "block: i")
   if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
     if isinstance(size, Value) or is_jax(size):

@@ -26,6 +26,15 @@ class Tile(Value):
   """An immutable tile value; rank 0 is a scalar. Operators and functions are jnp's, without rank promotion.
 
   Dtypes change by `.astype` only, apart from promotion, which never makes 64 bits by itself.
+
+  >>> def kernel(x, y):
+  ...   v = x[...]
+  ...   print(v.shape, v.dtype, (v > 1).dtype, v[:, None].ndim)
+  ...   y[...] = (2 * v + 1).sum(axis=1)
+  >>> x = jnp.arange(6.).reshape(2, 3)
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((2,), jnp.float32), grid=1)(x)
+  (2, 3) float32 bool 3
+  Array([ 9., 27.], dtype=float32)
   """
   __slots__ = ()
   __array_ufunc__ = None  # a numpy scalar on the left leaves the operation to us

@@ -16,6 +16,16 @@ class CompileOptions:
     target: "sm_90a", "sm_80", "sm_86" or "sm_89"; None: TT_TARGET's, else that of the GPU, else sm_90a.
     profile: tt.profile records times; else no code is made for it.
     ctas_per_sm: how many CTAs an SM is to hold at least: ptxas takes no more registers than that leaves.
+
+  Example:
+    >>> def kernel(x, y):
+    ...   s = tt.alloc_shared((64, 64), x.dtype)
+    ...   tt.copy(x, s)
+    ...   y[...] = s[...]
+    >>> x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    >>> options = tt.CompileOptions(force=(("copy", "cp_async"),))
+    >>> [c.variant for c in tt.tile_call(kernel, x, grid=1, options=options).lower(x).choices if c.op == "copy"]
+    ['cp_async']
   """
   force: tuple[tuple[str, str], ...] = ()
   allow_spills: bool = False

@@ -43,10 +43,10 @@ def plot_layout(what: Layout | Notation | Lowered | Compiled, path: str | os.Pat
     TileTypeError: `what`, the ending or a name is none of these.
     ImportError: an image without matplotlib.
 
-  Example::
-
-    tt.plot_layout(f.lower(a, b), "layouts.html")
-    tt.plot_layout(S[(16, 16):(1 @ lane, 1 @ reg)], "mine.svg")
+  Example:
+    >>> from tiletrace.layout import S, lane, reg
+    >>> tt.plot_layout(S[(16, 16):(1 @ lane, 1 @ reg)], "mine.html").name
+    'mine.html'
   """
   path = pathlib.Path(path)
   pictures = _pictures(what, only, dtype, rows, columns)

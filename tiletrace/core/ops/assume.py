@@ -42,10 +42,14 @@ def assume(condition: Any) -> None:
   Raises:
     TileTypeError: no bool scalar; or False.
 
-  Example, in a kernel:
-    >>> start = offsets[i]  # doctest: +SKIP
-    >>> tt.assume((start % 8 == 0) & (start >= 0))  # doctest: +SKIP
-    >>> tt.copy(x.at[tt.ds(start, 64)], x_s)  # doctest: +SKIP
+  Example:
+    >>> def kernel(x, y):
+    ...   start = x[0]
+    ...   tt.assume((start % 8 == 0) & (start >= 0) & (start <= 16))
+    ...   y[...] = x[tt.ds(start, 4)]
+    >>> x = jnp.arange(8, 32)
+    >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((4,), x.dtype), grid=1)(x)
+    Array([16, 17, 18, 19], dtype=int32)
   """
   p = predicate(condition, "tt.assume")
   if not isinstance(p, Literal):

@@ -126,44 +126,106 @@ def atomic_add(ref: Any, value: Any, *, mask: Any = None, sem: str = "relaxed", 
   Raises:
     TileTypeError: an input, shared memory, or a dtype that the hardware has no such operation for.
 
-  Example: `ticket = tt.atomic_add(counter.at[0], 1)` is a number that no other program gets.
+  Example:
+    >>> def kernel(x, y):
+    ...   tt.atomic_add(y, tt.program_id(0))
+    >>> x = jnp.array([1, 5, 9])
+    >>> call = tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=4, input_output_aliases={0: 0})
+    >>> call(x)
+    Array([ 7, 11, 15], dtype=int32)
   """
   return _atomic("add", ref, (value,), mask, sem, scope)
 
 
 def atomic_max(ref: Any, value: Any, *, mask: Any = None, sem: str = "relaxed", scope: str = "gpu") -> Tile:
-  """The larger of each element and `value`, of i32, u32 or f32 (numbers: NaN may win or lose); see `atomic_add`."""
+  """The larger of each element and `value`, of i32, u32 or f32 (numbers: NaN may win or lose); see `atomic_add`.
+
+  >>> def kernel(x, y):
+  ...   tt.atomic_max(y, 2 * tt.program_id(0))
+  >>> x = jnp.array([1, 5, 9])
+  >>> call = tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=4, input_output_aliases={0: 0})
+  >>> call(x)
+  Array([6, 6, 9], dtype=int32)
+  """
   return _atomic("max", ref, (value,), mask, sem, scope)
 
 
 def atomic_min(ref: Any, value: Any, *, mask: Any = None, sem: str = "relaxed", scope: str = "gpu") -> Tile:
-  """The smaller of each element and `value`, of i32, u32 or f32 (numbers: NaN may win or lose); see `atomic_add`."""
+  """The smaller of each element and `value`, of i32, u32 or f32 (numbers: NaN may win or lose); see `atomic_add`.
+
+  >>> def kernel(x, y):
+  ...   tt.atomic_min(y, 2 * tt.program_id(0))
+  >>> x = jnp.array([1, 5, 9])
+  >>> call = tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=4, input_output_aliases={0: 0})
+  >>> call(x)
+  Array([0, 0, 0], dtype=int32)
+  """
   return _atomic("min", ref, (value,), mask, sem, scope)
 
 
 def atomic_and(ref: Any, value: Any, *, mask: Any = None, sem: str = "relaxed", scope: str = "gpu") -> Tile:
-  """Each element & `value`; see `atomic_add`."""
+  """Each element & `value`; see `atomic_add`.
+
+  >>> def kernel(x, y):
+  ...   tt.atomic_and(y, 12 + tt.program_id(0))
+  >>> x = jnp.array([1, 5, 9])
+  >>> call = tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=4, input_output_aliases={0: 0})
+  >>> call(x)
+  Array([0, 4, 8], dtype=int32)
+  """
   return _atomic("and", ref, (value,), mask, sem, scope)
 
 
 def atomic_or(ref: Any, value: Any, *, mask: Any = None, sem: str = "relaxed", scope: str = "gpu") -> Tile:
-  """Each element | `value`; see `atomic_add`."""
+  """Each element | `value`; see `atomic_add`.
+
+  >>> def kernel(x, y):
+  ...   tt.atomic_or(y, tt.program_id(0))
+  >>> x = jnp.array([1, 5, 9])
+  >>> call = tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=4, input_output_aliases={0: 0})
+  >>> call(x)
+  Array([ 3,  7, 11], dtype=int32)
+  """
   return _atomic("or", ref, (value,), mask, sem, scope)
 
 
 def atomic_xor(ref: Any, value: Any, *, mask: Any = None, sem: str = "relaxed", scope: str = "gpu") -> Tile:
-  """Each element ^ `value`; see `atomic_add`."""
+  """Each element ^ `value`; see `atomic_add`.
+
+  >>> def kernel(x, y):
+  ...   tt.atomic_xor(y, tt.program_id(0))
+  >>> x = jnp.array([1, 5, 9])
+  >>> call = tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=4, input_output_aliases={0: 0})
+  >>> call(x)
+  Array([1, 5, 9], dtype=int32)
+  """
   return _atomic("xor", ref, (value,), mask, sem, scope)
 
 
 def atomic_exchange(ref: Any, value: Any, *, mask: Any = None, sem: str = "relaxed", scope: str = "gpu") -> Tile:
-  """Stores `value` and returns what was there; see `atomic_add`."""
+  """Stores `value` and returns what was there; see `atomic_add`.
+
+  >>> def kernel(x, y):
+  ...   tt.atomic_exchange(y.at[0], 7)
+  >>> x = jnp.array([1, 5, 9])
+  >>> call = tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=4, input_output_aliases={0: 0})
+  >>> call(x)
+  Array([7, 5, 9], dtype=int32)
+  """
   return _atomic("exchange", ref, (value,), mask, sem, scope)
 
 
 def atomic_cas(ref: Any, compare: Any, value: Any, *, mask: Any = None, sem: str = "relaxed", scope: str = "gpu"
                ) -> Tile:
-  """Stores `value` where an element has the bits of `compare`, and returns what was there; see `atomic_add`."""
+  """Stores `value` where an element has the bits of `compare`, and returns what was there; see `atomic_add`.
+
+  >>> def kernel(x, y):
+  ...   tt.atomic_cas(y.at[0], 1, 10 + tt.program_id(0))
+  >>> x = jnp.array([1, 5, 9])
+  >>> call = tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=4, input_output_aliases={0: 0})
+  >>> call(x)
+  Array([10,  5,  9], dtype=int32)
+  """
   return _atomic("cas", ref, (compare, value), mask, sem, scope)
 
 

@@ -147,8 +147,18 @@ def alloc_barrier(count: int = 1, *, arrivals: int) -> BarrierArray:
     count: how many.
     arrivals: arrivals that complete a phase (PTX ISA, mbarrier.init).
 
-  Example, in a kernel:
-    >>> full = tt.alloc_barrier(num_stages, arrivals=1)  # doctest: +SKIP
+  Example:
+    >>> def kernel(x, y):
+    ...   s = tt.alloc_shared((16, 32), x.dtype)
+    ...   full = tt.alloc_barrier(arrivals=1)
+    ...   with tt.elect():
+    ...     full[0].arrive_expect_tx(s.nbytes)
+    ...     tt.copy_async(x, s, barrier=full[0], dispatch="tma")
+    ...   full[0].wait(0)
+    ...   y[...] = s[...]
+    >>> x = jnp.ones((16, 32))
+    >>> tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=1)(x).sum()
+    Array(512., dtype=float32)
   """
   params = dict(count=_positive(count, "alloc_barrier: count"), arrivals=_positive(arrivals, "alloc_barrier: arrivals"))
   if arrivals > MAX_ARRIVALS:
@@ -161,14 +171,20 @@ def alloc_barrier(count: int = 1, *, arrivals: int) -> BarrierArray:
 
 
 def fence(kind: str = "proxy_async_shared") -> None:
-  """Makes generic writes to shared memory visible to asynchronous copies and wgmma (PTX ISA, fence.proxy.async)."""
+  """Makes generic writes to shared memory visible to asynchronous copies and wgmma (PTX ISA, fence.proxy.async).
+
+  The example of `tt.gemm_async` uses it.
+  """
   if kind not in FENCES:
     raise TileTypeError(f"fence: kind is {kind!r}", loc=user_loc(), hint="one of " + ", ".join(map(repr, FENCES)))
   bind(fence_p, (), dict(kind=kind))
 
 
 def sync(*, each: str = "scope") -> None:
-  """Waits for all threads of the current scope, or of each of its warpgroups."""
+  """Waits for all threads of the current scope, or of each of its warpgroups.
+
+  The example of `tt.copy_async` uses it.
+  """
   if each not in _EACH:
     raise TileTypeError(f"sync: each is {each!r}", loc=user_loc(), hint='"scope" or "warpgroup"')
   bind(sync_p, (), dict(each=each))

@@ -195,9 +195,14 @@ def range_(start: Any, stop: Any = None, step: Any = 1, *, unroll: int = 1) -> L
     TileTypeError: a bound is a float, a step is no integer or 0, unroll is not a Python int.
     ControlFlowError: the body breaks, returns, or depends on Python state that changes.
 
-  Example, in a kernel:
-    >>> for k in tt.range(tt.cdiv(n, 128)):  # doctest: +SKIP
-    ...   total[...] += tt.sum(x[tt.block(k, 128)])
+  Example:
+    >>> def kernel(x, y):
+    ...   y[0] = 0.
+    ...   for i in tt.range(1, 4):
+    ...     y[i] = x[i] - x[i - 1]
+    >>> x = jnp.array([1., 4., 9., 16.])
+    >>> tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=1)(x)
+    Array([0., 3., 5., 7.], dtype=float32)
   """
   start, stop = (0, start) if stop is None else (start, stop)
   if not isinstance(step, Value):
@@ -216,10 +221,18 @@ def pipelined(start: Any, stop: Any = None, *, num_stages: int) -> Loop:
     ControlFlowError: the body copies nothing from global to shared memory.
     TileTypeError: num_stages < 1.
 
-  Example, in a kernel:
-    >>> for k in tt.pipelined(tt.cdiv(n, bk), num_stages=4):  # doctest: +SKIP
-    ...   tt.copy(a.at[tt.block(i, bm), tt.block(k, bk)], a_s)
-    ...   tt.gemm(a_s, b_s, acc)
+  Example:
+    >>> def kernel(x, y):
+    ...   s = tt.alloc_shared((64,), x.dtype)
+    ...   total = tt.alloc_fragment((64,), x.dtype)
+    ...   total[...] = 0
+    ...   for k in tt.pipelined(4, num_stages=2):
+    ...     tt.copy(x.at[tt.block(k, 64)], s)
+    ...     total[...] += s[...]
+    ...   y[...] = tt.sum(total[...], keepdims=True)
+    >>> x = jnp.arange(256.)
+    >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((1,), x.dtype), grid=1)(x)
+    Array([32640.], dtype=float32)
   """
   start, stop = (0, start) if stop is None else (start, stop)
   num_stages = _static_int(num_stages, "tt.pipelined: num_stages", "the slots of each ring, at least 1")
@@ -253,9 +266,15 @@ def parallel(*extents: int) -> Loop:
   Args:
     extents: Python ints >= 1. One extent binds a tile of rank 1.
 
-  Example, in a kernel:
-    >>> for i, j in tt.parallel(64, 64):  # doctest: +SKIP
-    ...   y[i, j] = tt.maximum(x[i, j], b[j])
+  Example:
+    >>> def kernel(x, y):
+    ...   for i, j in tt.parallel(2, 3):
+    ...     y[j, i] = x[i, j]
+    >>> x = jnp.arange(6.).reshape(2, 3)
+    >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((3, 2), x.dtype), grid=1)(x)
+    Array([[0., 3.],
+           [1., 4.],
+           [2., 5.]], dtype=float32)
   """
   hint = "the extents are static: for i, j in tt.parallel(64, 128)"
   if not extents:
@@ -300,11 +319,15 @@ def when(condition: Any) -> When:
     TileTypeError: not a bool scalar.
     ControlFlowError: break, continue or return leaves the block; a name rebound in it is read later.
 
-  Example, in a kernel:
-    >>> with tt.when(i > 0) as w:  # doctest: +SKIP
-    ...   y[i] = x[i - 1]
-    >>> with w.otherwise():  # doctest: +SKIP
-    ...   y[i] = 0
+  Example:
+    >>> def kernel(x, y):
+    ...   with tt.when(x[0] > 0) as w:
+    ...     y[...] = x[...]
+    ...   with w.otherwise():
+    ...     y[...] = -x[...]
+    >>> x = jnp.array([-1., 2.])
+    >>> tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=1)(x)
+    Array([ 1., -2.], dtype=float32)
   """
   return When(predicate(condition, "tt.when"))
 
@@ -343,8 +366,12 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_
     TileTypeError: the carry changes its structure or a type.
     ControlFlowError: the body depends on Python state that changes.
 
-  Example, in a kernel:
-    >>> total = tt.fori_loop(0, n, lambda i, c: c + x[i, :], tt.zeros((64,), jnp.float32))  # doctest: +SKIP
+  Example:
+    >>> def kernel(x, y):
+    ...   y[...] = tt.fori_loop(0, 10, lambda i, c: c + i * x[...], tt.zeros((2,)))
+    >>> x = jnp.array([1., 2.])
+    >>> tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=1)(x)
+    Array([45., 90.], dtype=float32)
   """
   what, loc, trace = "tt.fori_loop", user_loc(), current()
   bounds = (integer(lower, f"{what}: lower"), integer(upper, f"{what}: upper"), Literal(1, dtypes.i32))
@@ -368,8 +395,12 @@ def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], i
     body_fun: carry -> carry, of the same structure, shapes and dtypes. Called twice.
     init_val: nested tuples, lists and dicts of tiles and numbers.
 
-  Example, in a kernel:
-    >>> n = tt.while_loop(lambda n: x[n] > 0, lambda n: n + 1, 0)  # doctest: +SKIP
+  Example:
+    >>> def kernel(x, y):
+    ...   y[...] = tt.while_loop(lambda c: tt.max(c) < 100, lambda c: 2 * c, x[...])
+    >>> x = jnp.array([1., 3.])
+    >>> tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=1)(x)
+    Array([ 64., 192.], dtype=float32)
   """
   what, loc, trace = "tt.while_loop", user_loc(), current()
   init, types, structure = _carry(init_val, what)
@@ -433,8 +464,12 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
     true_fun, false_fun: return the same structure, shapes and dtypes.
     operands: anything, references too.
 
-  Example, in a kernel:
-    >>> v = tt.cond(i == 0, lambda: s, lambda: -s)  # doctest: +SKIP
+  Example:
+    >>> def kernel(x, y):
+    ...   y[...] = tt.cond(x[0] > 0, lambda: x[...], lambda: -x[...])
+    >>> x = jnp.array([-1., 2.])
+    >>> tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=1)(x)
+    Array([ 1., -2.], dtype=float32)
   """
   loc = user_loc()
   p = predicate(pred, "tt.cond")
@@ -453,8 +488,12 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -
     branches: functions that return the same structure, shapes and dtypes.
     operands: anything, references too.
 
-  Example, in a kernel:
-    >>> v = tt.switch(i % 3, (lambda: x, lambda: y, lambda: z))  # doctest: +SKIP
+  Example:
+    >>> def kernel(x, y):
+    ...   y[...] = tt.switch(x[0], (lambda: x[...], lambda: 2 * x[...], lambda: -x[...]))
+    >>> x = jnp.array([1, 4])
+    >>> tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=1)(x)
+    Array([2, 8], dtype=int32)
   """
   loc = user_loc()
   i = integer(index, "tt.switch: index")

@@ -105,23 +105,51 @@ def cumsum(x: Any, axis: int | None = None, *, reverse: bool = False, dtype: Any
   Raises:
     TileIndexError: x has no such axis.
 
-  Example: `tt.cumsum(v, axis=1)` of f32[4, 100] is f32[4, 100].
+  Example:
+    >>> def kernel(x, y):
+    ...   y[...] = tt.cumsum(x[...], axis=1)
+    >>> x = jnp.arange(6.).reshape(2, 3)
+    >>> tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=1)(x)
+    Array([[ 0.,  1.,  3.],
+           [ 3.,  7., 12.]], dtype=float32)
   """
   return _cumulative(cumsum_p, x, axis, reverse, dtype)
 
 
 def cumprod(x: Any, axis: int | None = None, *, reverse: bool = False, dtype: Any = None) -> Tile:
-  """Products of the elements up to and with each; the arguments are those of `cumsum`."""
+  """Products of the elements up to and with each; the arguments are those of `cumsum`.
+
+  >>> def kernel(x, y):
+  ...   y[...] = tt.cumprod(x[...], axis=1)
+  >>> x = jnp.arange(6.).reshape(2, 3)
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=1)(x)
+  Array([[ 0.,  0.,  0.],
+         [ 3., 12., 60.]], dtype=float32)
+  """
   return _cumulative(cumprod_p, x, axis, reverse, dtype)
 
 
 def cummax(x: Any, axis: int | None = None, *, reverse: bool = False) -> Tile:
-  """The largest of the elements up to and with each, in the dtype of x; NaN from the first NaN on. See `cumsum`."""
+  """The largest of the elements up to and with each, in the dtype of x; NaN from the first NaN on. See `cumsum`.
+
+  >>> def kernel(x, y):
+  ...   y[...] = tt.cummax(x[...])
+  >>> x = jnp.array([1., 3., 2.])
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=1)(x)
+  Array([1., 3., 3.], dtype=float32)
+  """
   return _cumulative(cummax_p, x, axis, reverse, None)
 
 
 def cummin(x: Any, axis: int | None = None, *, reverse: bool = False) -> Tile:
-  """The smallest of the elements up to and with each, in the dtype of x; NaN from the first NaN on. See `cumsum`."""
+  """The smallest of the elements up to and with each, in the dtype of x; NaN from the first NaN on. See `cumsum`.
+
+  >>> def kernel(x, y):
+  ...   y[...] = tt.cummin(x[...])
+  >>> x = jnp.array([3., 1., 2.])
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=1)(x)
+  Array([3., 1., 1.], dtype=float32)
+  """
   return _cumulative(cummin_p, x, axis, reverse, None)
 
 

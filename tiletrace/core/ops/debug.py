@@ -65,8 +65,15 @@ def debug_print(fmt: str, *values: Any) -> None:
   Raises:
     TileTypeError: `fmt` does not fit the values; a value that is no tile or number, too large, or of 64 bits.
 
-  Example, in a kernel:
-    >>> tt.debug_print("row {}: the sum is {:.2f}", i, tt.sum(x[i, :]))  # doctest: +SKIP
+  Example:
+    >>> def kernel(x, y):
+    ...   tt.debug_print("the sum is {:.1f}", tt.sum(x[...]))
+    ...   y[...] = x[...]
+    >>> x = jnp.array([1., 2.])
+    >>> options = tt.CompileOptions(debug=True)
+    >>> call = tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=1, options=options)
+    >>> y = jax.block_until_ready(call(x))  # doctest: +ELLIPSIS
+    <...>:2, program (0,): the sum is 3.0
   """
   what = "tt.debug_print"
   if not isinstance(fmt, str):
@@ -90,8 +97,13 @@ def debug_check(condition: Any, message: str) -> None:
   Raises:
     TileTypeError: the condition is not bool, or the message no string.
 
-  Example, in a kernel:
-    >>> tt.debug_check(n[i] <= x.shape[0], "a length is larger than the array")  # doctest: +SKIP
+  Example:
+    >>> def kernel(x, y):
+    ...   tt.debug_check(x[...] > 0, "x must be positive")
+    ...   y[...] = tt.log(x[...])
+    >>> x = jnp.array([1., 2.])
+    >>> tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=1, options=tt.CompileOptions(debug=True))(x)
+    Array([0.       , 0.6931472], dtype=float32)
   """
   what = "tt.debug_check"
   if not isinstance(message, str):

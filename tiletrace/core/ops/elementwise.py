@@ -167,29 +167,49 @@ def _shifted(out: Any, x: Any, y: Any, sign: int = 1) -> Any:
 
 
 def add(x: Any, y: Any) -> Any:
-  """x + y. Bools: or."""
+  """x + y. Bools: or.
+
+  >>> tt.add(2, 3)
+  5
+  """
   out = binary(add_p, "add", operator.add, x, y, bools=or_p)
   return _shifted(_shifted(out, x, y), y, x) if isinstance(out, Tile) else out
 
 
 def subtract(x: Any, y: Any) -> Any:
-  """x - y."""
+  """x - y.
+
+  >>> tt.subtract(2, 3)
+  -1
+  """
   out = binary(sub_p, "subtract", operator.sub, x, y)
   return _shifted(out, x, y, -1) if isinstance(out, Tile) else out
 
 
 def multiply(x: Any, y: Any) -> Any:
-  """x * y. Bools: and."""
+  """x * y. Bools: and.
+
+  >>> tt.multiply(2, 3)
+  6
+  """
   return binary(mul_p, "multiply", operator.mul, x, y, bools=and_p)
 
 
 def divide(x: Any, y: Any) -> Any:
-  """x / y; integers become f32."""
+  """x / y; integers become f32.
+
+  >>> tt.divide(3, 2)
+  1.5
+  """
   return of_floats(div_p, "divide", operator.truediv, x, y)
 
 
 def floor_divide(x: Any, y: Any) -> Any:
-  """x // y, rounded down, also of floats, where |x / y| < 2**24."""
+  """x // y, rounded down, also of floats, where |x / y| < 2**24.
+
+  >>> tt.floor_divide(-7, 2)
+  -4
+  """
   a, b = operands("floor_divide", "x y", x, y)
   if not (is_static(a) and is_static(b)) and dtypes.is_float(promoted("floor_divide", a, b)):
     return _floor_division("floor_divide", a, b)[0]
@@ -197,7 +217,11 @@ def floor_divide(x: Any, y: Any) -> Any:
 
 
 def mod(x: Any, y: Any) -> Any:
-  """x % y with the sign of y, also of floats, where |x / y| < 2**24."""
+  """x % y with the sign of y, also of floats, where |x / y| < 2**24.
+
+  >>> tt.mod(-7, 3)
+  2
+  """
   a, b = operands("mod", "x y", x, y)
   if not (is_static(a) and is_static(b)) and dtypes.is_float(promoted("mod", a, b)):
     return _floor_division("mod", a, b)[1]
@@ -223,7 +247,11 @@ def _floor_division(what: str, x: Operand, y: Operand) -> tuple[Tile, Tile]:
 
 
 def power(x: Any, y: Any) -> Any:
-  """x ** y. A Python int y is repeated multiplication; other exponents need a float."""
+  """x ** y. A Python int y is repeated multiplication; other exponents need a float.
+
+  >>> tt.power(2., 10)
+  1024.0
+  """
   a, b = operands("power", "x y", x, y)
   if isinstance(a, Tile) and isinstance(b, int) and not isinstance(b, bool) and (b >= 0 or dtypes.is_float(a.dtype)):
     return _integer_power(a, b)
@@ -246,12 +274,20 @@ def _integer_power(x: Tile, n: int) -> Tile:
 
 
 def minimum(x: Any, y: Any) -> Any:
-  """The smaller of x and y; NaN if either is."""
+  """The smaller of x and y; NaN if either is.
+
+  >>> tt.minimum(2, 3)
+  2
+  """
   return binary(min_p, "minimum", _nan_aware(builtins.min), x, y, bools=and_p)
 
 
 def maximum(x: Any, y: Any) -> Any:
-  """The larger of x and y; NaN if either is."""
+  """The larger of x and y; NaN if either is.
+
+  >>> tt.maximum(2, 3)
+  3
+  """
   return binary(max_p, "maximum", _nan_aware(builtins.max), x, y, bools=or_p)
 
 
@@ -260,38 +296,66 @@ def _nan_aware(choose: Callable[..., Any]) -> Callable[[Any, Any], Any]:
 
 
 def clip(x: Any, min: Any = None, max: Any = None) -> Any:
-  """x limited to [min, max]."""
+  """x limited to [min, max].
+
+  >>> tt.clip(5, 0, 3)
+  3
+  """
   x = x if min is None else maximum(x, min)
   return x if max is None else minimum(x, max)
 
 
 def equal(x: Any, y: Any) -> Any:
-  """x == y, bool."""
+  """x == y, bool.
+
+  >>> tt.equal(2, 3)
+  False
+  """
   return binary(eq_p, "equal", operator.eq, x, y)
 
 
 def not_equal(x: Any, y: Any) -> Any:
-  """x != y, bool."""
+  """x != y, bool.
+
+  >>> tt.not_equal(2, 3)
+  True
+  """
   return binary(ne_p, "not_equal", operator.ne, x, y)
 
 
 def less(x: Any, y: Any) -> Any:
-  """x < y, bool."""
+  """x < y, bool.
+
+  >>> tt.less(2, 3)
+  True
+  """
   return binary(lt_p, "less", operator.lt, x, y)
 
 
 def less_equal(x: Any, y: Any) -> Any:
-  """x <= y, bool."""
+  """x <= y, bool.
+
+  >>> tt.less_equal(2, 3)
+  True
+  """
   return binary(le_p, "less_equal", operator.le, x, y)
 
 
 def greater(x: Any, y: Any) -> Any:
-  """x > y, bool."""
+  """x > y, bool.
+
+  >>> tt.greater(2, 3)
+  False
+  """
   return binary(gt_p, "greater", operator.gt, x, y)
 
 
 def greater_equal(x: Any, y: Any) -> Any:
-  """x >= y, bool."""
+  """x >= y, bool.
+
+  >>> tt.greater_equal(2, 3)
+  False
+  """
   return binary(ge_p, "greater_equal", operator.ge, x, y)
 
 
@@ -303,27 +367,47 @@ def _signed(primitive: Primitive, what: str, python: Callable[..., Any], x: Any)
 
 
 def negative(x: Any) -> Any:
-  """-x."""
+  """-x.
+
+  >>> tt.negative(2)
+  -2
+  """
   return _signed(neg_p, "negative", operator.neg, x)
 
 
 def abs_(x: Any) -> Any:
-  """The absolute value of x."""
+  """The absolute value of x.
+
+  >>> tt.abs(-2)
+  2
+  """
   return _signed(abs_p, "abs", builtins.abs, x)
 
 
 def sign(x: Any) -> Any:
-  """-1, 0 or 1 in the dtype of x."""
+  """-1, 0 or 1 in the dtype of x.
+
+  >>> tt.sign(-2.5)
+  -1.0
+  """
   return _signed(sign_p, "sign", lambda v: type(v)((v > 0) - (v < 0)), x)
 
 
 def square(x: Any) -> Any:
-  """x * x."""
+  """x * x.
+
+  >>> tt.square(3)
+  9
+  """
   return multiply(x, x)
 
 
 def invert(x: Any) -> Any:
-  """~x of an integer, not x of a bool."""
+  """~x of an integer, not x of a bool.
+
+  >>> tt.invert(6)
+  -7
+  """
   x = operand(x, "invert: x")
   if not isinstance(x, Tile):
     x = python_number(x)
@@ -332,23 +416,39 @@ def invert(x: Any) -> Any:
 
 
 def logical_not(x: Any) -> Any:
-  """Whether x is 0."""
+  """Whether x is 0.
+
+  >>> tt.logical_not(2)
+  False
+  """
   x = operand(x, "logical_not: x")
   return invert(astype(x, dtypes.bool_)) if isinstance(x, Tile) else not x
 
 
 def floor(x: Any) -> Any:
-  """The largest integer <= x, as a float."""
+  """The largest integer <= x, as a float.
+
+  >>> tt.floor(-1.5)
+  -2.0
+  """
   return of_floats(floor_p, "floor", lambda v: float(math.floor(v)), x)
 
 
 def ceil(x: Any) -> Any:
-  """The smallest integer >= x, as a float."""
+  """The smallest integer >= x, as a float.
+
+  >>> tt.ceil(-1.5)
+  -1.0
+  """
   return of_floats(ceil_p, "ceil", lambda v: float(math.ceil(v)), x)
 
 
 def isnan(x: Any) -> Any:
-  """Whether x is NaN."""
+  """Whether x is NaN.
+
+  >>> tt.isnan(float("nan"))
+  True
+  """
   x = operand(x, "isnan: x")
   if not isinstance(x, Tile):
     return x != x
@@ -356,7 +456,15 @@ def isnan(x: Any) -> Any:
 
 
 def where(condition: Any, x: Any, y: Any) -> Any:
-  """x where the condition holds, else y."""
+  """x where the condition holds, else y.
+
+  >>> def kernel(x, y):
+  ...   y[...] = tt.where(x[...] > 2, x[...], 0)
+  >>> x = jnp.arange(6.).reshape(2, 3)
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=1)(x)
+  Array([[0., 0., 0.],
+         [3., 4., 5.]], dtype=float32)
+  """
   p, a, b = operands("where", "condition x y", condition, x, y)
   if not any(isinstance(v, Tile) for v in (p, a, b)):
     return python_number(a if python_number(p) else b)
@@ -369,7 +477,7 @@ def where(condition: Any, x: Any, y: Any) -> Any:
 def cdiv(x: Any, y: Any) -> Any:
   """ceil(x / y) of integers, Python's or tiles.
 
-  >>> cdiv(1000, 128)
+  >>> tt.cdiv(1000, 128)
   8
   """
   for v in operands("cdiv", "x y", x, y):
@@ -383,7 +491,7 @@ def cdiv(x: Any, y: Any) -> Any:
 def align_to(x: Any, multiple: Any) -> Any:
   """x rounded up to a multiple.
 
-  >>> align_to(1000, 128)
+  >>> tt.align_to(1000, 128)
   1024
   """
   return cdiv(x, multiple) * multiple

@@ -38,6 +38,10 @@ def exp(x: Any, *, approximate: bool = False) -> Any:
 
   Args:
     approximate: ex2.approx of x log2(e), whose relative error is about |x| * 2**-24.
+
+  Example:
+    >>> tt.exp(0.)
+    1.0
   """
   return of_floats(exp_approx_p if approximate else exp_p, "exp", math.exp, x)
 
@@ -47,6 +51,10 @@ def exp2(x: Any, *, approximate: bool = False) -> Any:
 
   Args:
     approximate: results below 2**-126 are zero: one instruction of a GPU (PTX ISA, ex2.approx.ftz) instead of four.
+
+  Example:
+    >>> tt.exp2(10.)
+    1024.0
   """
   return of_floats(exp2_approx_p if approximate else exp2_p, "exp2", lambda v: 2.0 ** v, x)
 
@@ -56,6 +64,10 @@ def log(x: Any, *, approximate: bool = False) -> Any:
 
   Args:
     approximate: lg2.approx, whose absolute error is 2**-22 near 1.
+
+  Example:
+    >>> tt.log(1.)
+    0.0
   """
   return of_floats(log_approx_p if approximate else log_p, "log", math.log, x)
 
@@ -65,6 +77,10 @@ def log2(x: Any, *, approximate: bool = False) -> Any:
 
   Args:
     approximate: lg2.approx, whose absolute error is 2**-22 near 1.
+
+  Example:
+    >>> tt.log2(8.)
+    3.0
   """
   return of_floats(log2_approx_p if approximate else log2_p, "log2", math.log2, x)
 
@@ -74,12 +90,20 @@ def sqrt(x: Any, *, approximate: bool = False) -> Any:
 
   Args:
     approximate: sqrt.approx, whose relative error is 2**-23.
+
+  Example:
+    >>> tt.sqrt(2.25)
+    1.5
   """
   return of_floats(sqrt_approx_p if approximate else sqrt_p, "sqrt", math.sqrt, x)
 
 
 def rsqrt(x: Any) -> Any:
-  """1 / sqrt(x)."""
+  """1 / sqrt(x).
+
+  >>> tt.rsqrt(4.)
+  0.5
+  """
   return of_floats(rsqrt_p, "rsqrt", lambda v: 1 / math.sqrt(v), x)
 
 
@@ -88,6 +112,10 @@ def tanh(x: Any, *, approximate: bool = False) -> Any:
 
   Args:
     approximate: tanh.approx, whose relative error is 2**-11.
+
+  Example:
+    >>> tt.tanh(0.)
+    0.0
   """
   return of_floats(tanh_approx_p if approximate else tanh_p, "tanh", math.tanh, x)
 
@@ -97,6 +125,10 @@ def sigmoid(x: Any, *, approximate: bool = False) -> Any:
 
   Args:
     approximate: by ex2.approx and rcp.approx, whose relative error is about |x| * 2**-24; subnormal results are 0.
+
+  Example:
+    >>> tt.sigmoid(0.)
+    0.5
   """
   primitive = logistic_approx_p if approximate else logistic_p
   return of_floats(primitive, "sigmoid", lambda v: 0.5 * math.tanh(0.5 * v) + 0.5, x)
@@ -106,12 +138,20 @@ logistic = sigmoid
 
 
 def silu(x: Any, *, approximate: bool = False) -> Any:
-  """x * sigmoid(x); `approximate` as in `sigmoid`."""
+  """x * sigmoid(x); `approximate` as in `sigmoid`.
+
+  >>> tt.silu(0.)
+  0.0
+  """
   return multiply(x, sigmoid(x, approximate=approximate))
 
 
 def erf(x: Any) -> Any:
-  """The error function."""
+  """The error function.
+
+  >>> tt.erf(0.)
+  0.0
+  """
   return of_floats(erf_p, "erf", math.erf, x)
 
 
@@ -120,6 +160,10 @@ def sin(x: Any, *, approximate: bool = False) -> Any:
 
   Args:
     approximate: sin.approx, whose absolute error is 2**-20.5 within 2 pi and grows with |x|.
+
+  Example:
+    >>> tt.sin(0.)
+    0.0
   """
   return of_floats(sin_approx_p if approximate else sin_p, "sin", math.sin, x)
 
@@ -129,5 +173,9 @@ def cos(x: Any, *, approximate: bool = False) -> Any:
 
   Args:
     approximate: cos.approx, whose absolute error is 2**-20.5 within 2 pi and grows with |x|.
+
+  Example:
+    >>> tt.cos(0.)
+    1.0
   """
   return of_floats(cos_approx_p if approximate else cos_p, "cos", math.cos, x)

@@ -49,12 +49,25 @@ def _axis(what: str, axis: Any) -> int:
 
 
 def program_id(axis: int) -> Tile:
-  """i32 scalar: this program's index along `axis` of the grid."""
+  """i32 scalar: this program's index along `axis` of the grid.
+
+  >>> def kernel(y):
+  ...   i = tt.program_id(0)
+  ...   y[i] = 10 * i
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((4,), jnp.int32), grid=4)()
+  Array([ 0, 10, 20, 30], dtype=int32)
+  """
   return bind_tile(program_id_p, (), axis=_axis("program_id", axis))
 
 
 def num_programs(axis: int) -> Any:
-  """Python int: the grid's extent along `axis`; an i32 scalar with dynamic_shapes, where each call has its own grid."""
+  """Python int: the grid's extent along `axis`; an i32 scalar with dynamic_shapes, where each call has its own grid.
+
+  >>> def kernel(y):
+  ...   y[tt.program_id(0)] = tt.num_programs(0)
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((4,), jnp.int32), grid=4)()
+  Array([4, 4, 4, 4], dtype=int32)
+  """
   extent: int | Size = current().options.grid[_axis("num_programs", axis)]
   return size_of(extent) if isinstance(extent, Size) else extent
 
@@ -65,17 +78,35 @@ def size_of(size: Size) -> Tile:
 
 
 def cta_id() -> Tile:
-  """i32 scalar (level 0): the index of this CTA in the launch, as hardware counts."""
+  """i32 scalar (level 0): the index of this CTA in the launch, as hardware counts.
+
+  >>> def kernel(y):
+  ...   with tt.elect():
+  ...     for t in tt.range(tt.cta_id(), 6, tt.num_ctas()):
+  ...       y[t] = tt.lookup((5, 3, 8), t % 3)
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((6,), jnp.int32), grid=2)()
+  Array([5, 3, 8, 5, 3, 8], dtype=int32)
+  """
   return bind_tile(cta_id_p, ())
 
 
 def num_ctas() -> Tile:
-  """i32 scalar (level 0): how many CTAs the launch has."""
+  """i32 scalar (level 0): how many CTAs the launch has.
+
+  The example of `tt.cta_id` uses it.
+  """
   return bind_tile(num_ctas_p, ())
 
 
 def warpgroup_id() -> Tile:
-  """i32 scalar (level 0): the index of this thread's warpgroup among those of the current role."""
+  """i32 scalar (level 0): the index of this thread's warpgroup among those of the current role.
+
+  >>> def kernel(y):
+  ...   with tt.elect(each="warpgroup"):
+  ...     y[tt.warpgroup_id()] = tt.warpgroup_id()
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((2,), jnp.int32), grid=1, warpgroups=2)()
+  Array([0, 1], dtype=int32)
+  """
   return bind_tile(warpgroup_id_p, ())
 
 
@@ -89,7 +120,7 @@ def raster(tile: Any, *, tiles: tuple[Any, Any], group: int = 8) -> tuple[Any, A
     tiles: rows and columns of tiles.
     group: rows in a group.
 
-  >>> [raster(t, tiles=(3, 2), group=2) for t in range(6)]
+  >>> [tt.raster(t, tiles=(3, 2), group=2) for t in range(6)]
   [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1)]
   """
   rows, columns = tiles
@@ -108,6 +139,8 @@ def raster(tile: Any, *, tiles: tuple[Any, Any], group: int = 8) -> tuple[Any, A
 
 def lookup(values: Sequence[int], index: Tile) -> Tile:
   """i32 scalar (level 0): `values[index]`, of Python ints that become a table in the kernel. The index is in range.
+
+  The example of `tt.cta_id` uses it.
 
   Raises:
     TileTypeError: values that are no 32-bit ints, or none; an index that is no integer scalar.

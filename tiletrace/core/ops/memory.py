@@ -173,7 +173,10 @@ class Swizzle:
 
 
 def swizzle(nbytes: int) -> Swizzle:
-  """A layout for alloc_shared: the 128, 64 or 32 byte swizzle of TMA and wgmma, or 0 for none."""
+  """A layout for alloc_shared: the 128, 64 or 32 byte swizzle of TMA and wgmma, or 0 for none.
+
+  The example of `tt.gemm_async` uses it.
+  """
   if nbytes not in (0, 32, 64, 128):
     raise TileTypeError(f"swizzle: nbytes is {nbytes!r}", loc=user_loc(), hint="128, 64, 32 or 0")
   return Swizzle(nbytes)
@@ -204,8 +207,15 @@ def _dtype(dtype: Any, what: str) -> np.dtype:
 def alloc_shared(shape: Any, dtype: Any, *, layout: Hashable = None, **unknown: Any) -> Ref:
   """A buffer in shared memory, uninitialised. `shape`: Python ints; `layout`: default inferred.
 
-  Example, in a kernel:
-    >>> a_s = tt.alloc_shared((128, 64), a.dtype)  # doctest: +SKIP
+  >>> def kernel(x, y):
+  ...   s = tt.alloc_shared((2, 3), x.dtype)
+  ...   s[...] = x[...]
+  ...   y[...] = tt.transpose(s[...])
+  >>> x = jnp.arange(6.).reshape(2, 3)
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((3, 2), x.dtype), grid=1)(x)
+  Array([[0., 3.],
+         [1., 4.],
+         [2., 5.]], dtype=float32)
   """
   return _alloc(Space.SHARED, "alloc_shared", shape, dtype, layout, unknown)
 
@@ -213,9 +223,15 @@ def alloc_shared(shape: Any, dtype: Any, *, layout: Hashable = None, **unknown: 
 def alloc_fragment(shape: Any, dtype: Any, *, layout: Hashable = None, **unknown: Any) -> Ref:
   """A buffer in registers, spread over the threads of the current scope, uninitialised. Rank 0: a mutable scalar.
 
-  Example, in a kernel:
-    >>> acc = tt.alloc_fragment((128, 256), jnp.float32)  # doctest: +SKIP
-    >>> acc[...] = 0
+  >>> def kernel(x, y):
+  ...   total = tt.alloc_fragment((3,), jnp.float32)
+  ...   total[...] = 0
+  ...   for i in tt.range(2):
+  ...     total[...] += x[i, :]
+  ...   y[...] = total[...]
+  >>> x = jnp.arange(6.).reshape(2, 3)
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((3,), x.dtype), grid=1)(x)
+  Array([3., 5., 7.], dtype=float32)
   """
   return _alloc(Space.FRAGMENT, "alloc_fragment", shape, dtype, layout, unknown)
 
@@ -293,8 +309,12 @@ def load(ref: Any, *, fill_value: Any = 0, mask: Any = None, **unknown: Any) -> 
   Raises:
     TileTypeError, ResourceError: not a reference, a dynamic shape, or more than the registers hold.
 
-  Example, in a kernel:
-    >>> s = tt.load(x.at[r, tt.block(k, 512)], fill_value=-jnp.inf)  # doctest: +SKIP
+  Example:
+    >>> def kernel(x, y):
+    ...   y[...] = tt.load(x.at[tt.ds(4, 4)], fill_value=-1)
+    >>> x = jnp.arange(6)
+    >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((4,), x.dtype), grid=1)(x)
+    Array([ 4,  5, -1, -1], dtype=int32)
   """
   refuse_keywords("load", unknown, _COPY_WORDS)
   if isinstance(ref, Indexed):
@@ -316,6 +336,14 @@ def store(ref: Any, value: Any, *, mask: Any = None, **unknown: Any) -> None:
     mask: bool tile that broadcasts to the view's shape, or a scalar.
   Raises:
     TileTypeError: the dtype or shape does not fit, or the reference is an input.
+
+  Example:
+    >>> def kernel(x, y):
+    ...   tt.store(y, x[...], mask=tt.arange(6) < 4)
+    ...   tt.store(y, 0, mask=tt.arange(6) >= 4)
+    >>> x = jnp.arange(6)
+    >>> tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=1)(x)
+    Array([0, 1, 2, 3, 0, 0], dtype=int32)
   """
   refuse_keywords("store", unknown, _COPY_WORDS)
   ref = ref if isinstance(ref, Indexed) else _ref_argument(
@@ -473,8 +501,14 @@ def copy(src: Any, dst: Any, *, fill_value: Any = 0, dispatch: str | None = None
   Raises:
     TileTypeError: shapes or dtypes differ, a value instead of a reference, dst is an input.
 
-  Example, in a kernel:
-    >>> tt.copy(a.at[tt.block(i, 128), tt.block(k, 64)], a_s)  # doctest: +SKIP
+  Example:
+    >>> def kernel(x, y):
+    ...   s = tt.alloc_shared((16, 32), x.dtype)
+    ...   tt.copy(x.at[tt.block(1, 16), :], s)
+    ...   y[...] = s[...]
+    >>> x = jnp.ones((32, 32))
+    >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((16, 32), x.dtype), grid=1)(x).sum()
+    Array(512., dtype=float32)
   """
   refuse_keywords("copy", unknown, _COPY_WORDS)
   if isinstance(src, Indexed) or isinstance(dst, Indexed):
@@ -502,6 +536,18 @@ def copy_async(src: Any, dst: Any, *, barrier: Barrier | None = None, fill_value
     dispatch: "tma" or "cp_async".
     multicast: axes of the grid along which the CTAs of a cluster, all of which make this copy, share it: each brings
       its part of the bytes to the same place of all of them, and completes on the same barrier of all of them.
+
+  Example:
+    >>> def kernel(x, y):
+    ...   s = tt.alloc_shared((16, 32), x.dtype)
+    ...   tt.copy_async(x, s, dispatch="cp_async")
+    ...   tt.commit_group(kind="cp_async")
+    ...   tt.wait_group(kind="cp_async")
+    ...   tt.sync()
+    ...   y[...] = s[...]
+    >>> x = jnp.ones((16, 32))
+    >>> tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=1)(x).sum()
+    Array(512., dtype=float32)
   """
   refuse_keywords("copy_async", unknown, _COPY_WORDS)
   src, dst = _copy_operands("copy_async", src, dst, dispatch)
@@ -524,13 +570,19 @@ def _multicast(axes: tuple[int, ...], barrier: Barrier | None) -> tuple[int, ...
 
 
 def commit_group(*, kind: str = "bulk") -> None:
-  """Closes the group of asynchronous copies started so far (level 0). `kind`: "bulk" or "cp_async"."""
+  """Closes the group of asynchronous copies started so far (level 0). `kind`: "bulk" or "cp_async".
+
+  The example of `tt.copy_async` uses it.
+  """
   _kind("commit_group", kind)
   bind(commit_group_p, (), dict(kind=kind))
 
 
 def wait_group(n: int = 0, *, kind: str = "bulk", read: bool = False) -> None:
-  """Waits until at most `n` groups are pending (level 0); `read`: until their sources may be overwritten."""
+  """Waits until at most `n` groups are pending (level 0); `read`: until their sources may be overwritten.
+
+  The example of `tt.copy_async` uses it.
+  """
   _kind("wait_group", kind)
   if isinstance(n, bool) or not isinstance(n, int) or n < 0:
     raise TileTypeError(f"wait_group: n is {n!r}, it must be a Python int >= 0", loc=user_loc())

@@ -153,20 +153,48 @@ def gemm(a: Any, b: Any, acc: Any, *, accumulate: Any = True, policy: Any = None
   Raises:
     TileTypeError: shapes, dtypes or spaces do not fit.
 
-  Example, in a kernel:
-    >>> tt.gemm(q_s, k_s.T, scores, accumulate=False)  # doctest: +SKIP
+  Example:
+    >>> def kernel(a, b, c):
+    ...   a_s, b_s = tt.alloc_shared((64, 64), a.dtype), tt.alloc_shared((64, 64), b.dtype)
+    ...   acc = tt.alloc_fragment((64, 64), jnp.float32)
+    ...   tt.copy(a, a_s)
+    ...   tt.copy(b, b_s)
+    ...   tt.gemm(a_s, b_s.T, acc, accumulate=False)
+    ...   c[...] = acc[...]
+    >>> a, b = (jax.random.normal(jax.random.key(i), (64, 64), jnp.bfloat16) for i in range(2))
+    >>> c = tt.tile_call(kernel, jax.ShapeDtypeStruct((64, 64), jnp.float32), grid=1)(a, b)
+    >>> bool(jnp.allclose(c, a.astype("float32") @ b.T.astype("float32"), atol=1e-3))
+    True
   """
   _gemm(gemm_p, "gemm", a, b, acc, accumulate, _choices("gemm", policy, precision, dispatch), unknown)
 
 
 def gemm_async(a: Any, b: Any, acc: Any, *, accumulate: Any = True, policy: Any = None, precision: str | None = None,
                dispatch: str | None = None, **unknown: Any) -> None:
-  """Issues `acc += a @ b` and commits it as one wgmma group (level 0); acc, a and b are in use until tt.wgmma_wait."""
+  """Issues `acc += a @ b` and commits it as one wgmma group (level 0); acc, a and b are in use until tt.wgmma_wait.
+
+  >>> def kernel(a, b, c):
+  ...   a_s = tt.alloc_shared((64, 64), a.dtype, layout=tt.swizzle(128))
+  ...   b_s = tt.alloc_shared((64, 64), b.dtype, layout=tt.swizzle(128))
+  ...   acc = tt.alloc_fragment((64, 64), jnp.float32)
+  ...   a_s[...], b_s[...], acc[...] = a[...], b[...], 0
+  ...   tt.fence()
+  ...   tt.sync()
+  ...   tt.gemm_async(a_s, b_s, acc)
+  ...   tt.wgmma_wait(0)
+  ...   c[...] = acc[...]
+  >>> a, b = (jnp.full((64, 64), v, jnp.bfloat16) for v in (1, 2))
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((64, 64), jnp.float32), grid=1)(a, b).mean()
+  Array(128., dtype=float32)
+  """
   _gemm(gemm_async_p, "gemm_async", a, b, acc, accumulate, _choices("gemm_async", policy, precision, dispatch), unknown)
 
 
 def wgmma_wait(n: int = 0) -> None:
-  """Waits until at most `n` wgmma groups are pending (level 0)."""
+  """Waits until at most `n` wgmma groups are pending (level 0).
+
+  The example of `tt.gemm_async` uses it.
+  """
   if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= _MAX_PENDING:
     raise TileTypeError(f"wgmma_wait: n is {n!r}, it must be a Python int from 0 to {_MAX_PENDING}", loc=user_loc())
   bind(wgmma_wait_p, (), dict(n=n))

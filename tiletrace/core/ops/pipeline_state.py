@@ -16,11 +16,31 @@ class PipelineState:
     num_stages: slots of the ring.
     phase: the first phase: 0 for a consumer, 1 for a producer that waits for `empty` barriers.
 
-  Example, in a kernel:
-    >>> state = tt.PipelineState(4)  # doctest: +SKIP
-    >>> for k in tt.range(n):
-    ...   full[state.slot].wait(state.phase)
-    ...   state.advance()
+  Example:
+    >>> def kernel(x, y):
+    ...   s = tt.alloc_shared((2, 16, 32), x.dtype)
+    ...   full, empty = (tt.alloc_barrier(2, arrivals=1) for _ in range(2))
+    ...   with tt.warpgroup(0), tt.elect():
+    ...     state = tt.PipelineState(2, phase=1)
+    ...     for k in tt.range(4):
+    ...       empty[state.slot].wait(state.phase)
+    ...       full[state.slot].arrive_expect_tx(s.at[0].nbytes)
+    ...       tt.copy_async(x.at[tt.block(k, 16), :], s.at[state.slot], barrier=full[state.slot], dispatch="tma")
+    ...       state.advance()
+    ...   with tt.warpgroup(1):
+    ...     state, total = tt.PipelineState(2), tt.alloc_fragment((16, 32), x.dtype)
+    ...     total[...] = 0
+    ...     for k in tt.range(4):
+    ...       full[state.slot].wait(state.phase)
+    ...       total[...] += s[state.slot, :, :]
+    ...       tt.fence()
+    ...       tt.sync()
+    ...       empty[state.slot].arrive()
+    ...       state.advance()
+    ...     y[...] = total[...]
+    >>> x = jnp.ones((64, 32))
+    >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((16, 32), x.dtype), grid=1, warpgroups=2)(x).sum()
+    Array(2048., dtype=float32)
   """
 
   def __init__(self, num_stages: int, *, phase: int = 0):

@@ -56,9 +56,13 @@ class profile:
   Raises:
     TileTypeError: the name is no string.
 
-  Example, in a kernel:
-    >>> with tt.profile("epilogue"):  # doctest: +SKIP
-    ...   c[...] = acc[...]
+  Example:
+    >>> def kernel(x, y):
+    ...   with tt.profile("store"):
+    ...     y[...] = x[...]
+    >>> x = jnp.array([1., 2.])
+    >>> tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=1)(x)
+    Array([1., 2.], dtype=float32)
   """
 
   def __init__(self, name: str):

@@ -34,7 +34,11 @@ def philox_4x32(key: Any, counter: Any) -> tuple[Tile, Tile, Tile, Tile]:
   Returns:
     four u32 tiles.
 
-  Example: `tt.philox_4x32(seed, (tt.arange(128), tt.program_id(0), 0, 0))` is four of u32[128].
+  Example:
+    >>> def kernel(y):
+    ...   y[...] = tt.philox_4x32(42, (tt.arange(3), 0, 0, 0))[0]
+    >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((3,), jnp.uint32), grid=1)()
+    Array([2632642643, 4242219303, 3547071013], dtype=uint32)
   """
   k0, k1 = _key("philox_4x32", key)
   if not isinstance(counter, tuple | list) or len(counter) != 4:
@@ -95,7 +99,11 @@ def random_bits(key: Any, shape: Any, *, stream: Any = 0) -> Tile:
   Returns:
     u32 tile; element i in row-major order has counter (i, stream[0], stream[1], stream[2]).
 
-  Example: `tt.random_bits(seed, (128, 64), stream=(tt.program_id(0), 1))`.
+  Example:
+    >>> def kernel(y):
+    ...   y[...] = tt.random_bits(42, (3,))
+    >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((3,), jnp.uint32), grid=1)()
+    Array([2632642643, 4242219303, 3547071013], dtype=uint32)
   """
   return _bits("random_bits", key, shape, stream)
 
@@ -117,6 +125,12 @@ def _bits(what: str, key: Any, shape: Any, stream: Any) -> Tile:
 
 
 def random_uniform(key: Any, shape: Any, *, stream: Any = 0) -> Tile:
-  """Random f32 in [0, 1), multiples of 2**-23, from the upper 23 bits of `tt.random_bits`."""
+  """Random f32 in [0, 1), multiples of 2**-23, from the upper 23 bits of `tt.random_bits`.
+
+  >>> def kernel(y):
+  ...   y[...] = tt.random_uniform(42, (3,))
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((3,), jnp.float32), grid=1)()
+  Array([0.61295986, 0.9877186 , 0.8258668 ], dtype=float32)
+  """
   mantissa = right_shift(_bits("random_uniform", key, shape, stream), 9)
   return subtract(bitcast_convert_type(bitwise_or(mantissa, np.uint32(0x3F800000)), dtypes.f32), 1.0)

@@ -128,37 +128,86 @@ def _counting(dtype: np.dtype) -> np.dtype:
 
 
 def sum_(x: Any, axis: Any = None, *, keepdims: bool = False, dtype: Any = None) -> Tile:
-  """Sum over `axis` (all by default) in the dtype of x; bool and integers of 8 and 16 bits in 32 bits."""
+  """Sum over `axis` (all by default) in the dtype of x; bool and integers of 8 and 16 bits in 32 bits.
+
+  >>> def kernel(x, y):
+  ...   y[...] = tt.sum(x[...], axis=1)
+  >>> x = jnp.arange(6.).reshape(2, 3)
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((2,), jnp.float32), grid=1)(x)
+  Array([ 3., 12.], dtype=float32)
+  """
   return _accumulated(reduce_sum_p, "sum", x, axis, keepdims, dtype)
 
 
 def prod(x: Any, axis: Any = None, *, keepdims: bool = False, dtype: Any = None) -> Tile:
-  """Product over `axis` (all by default) in the dtype of x; bool and integers of 8 and 16 bits in 32 bits."""
+  """Product over `axis` (all by default) in the dtype of x; bool and integers of 8 and 16 bits in 32 bits.
+
+  >>> def kernel(x, y):
+  ...   y[...] = tt.prod(x[...], axis=1)
+  >>> x = jnp.arange(6.).reshape(2, 3)
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((2,), jnp.float32), grid=1)(x)
+  Array([ 0., 60.], dtype=float32)
+  """
   return _accumulated(reduce_prod_p, "prod", x, axis, keepdims, dtype)
 
 
 def max_(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tile:
-  """Maximum over `axis` (all by default); NaN if any element is."""
+  """Maximum over `axis` (all by default); NaN if any element is.
+
+  >>> def kernel(x, y):
+  ...   y[...] = tt.max(x[...], axis=1)
+  >>> x = jnp.arange(6.).reshape(2, 3)
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((2,), jnp.float32), grid=1)(x)
+  Array([2., 5.], dtype=float32)
+  """
   return _reduce(reduce_max_p, "max", x, axis, keepdims)
 
 
 def min_(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tile:
-  """Minimum over `axis` (all by default); NaN if any element is."""
+  """Minimum over `axis` (all by default); NaN if any element is.
+
+  >>> def kernel(x, y):
+  ...   y[...] = tt.min(x[...], axis=1)
+  >>> x = jnp.arange(6.).reshape(2, 3)
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((2,), jnp.float32), grid=1)(x)
+  Array([0., 3.], dtype=float32)
+  """
   return _reduce(reduce_min_p, "min", x, axis, keepdims)
 
 
 def any_(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tile:
-  """Whether any element over `axis` is not 0."""
+  """Whether any element over `axis` is not 0.
+
+  >>> def kernel(x, y):
+  ...   y[...] = tt.any(x[...] > 4, axis=1)
+  >>> x = jnp.arange(6.).reshape(2, 3)
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((2,), jnp.bool_), grid=1)(x)
+  Array([False,  True], dtype=bool)
+  """
   return _reduce(reduce_max_p, "any", tile_argument(x, "any: x").astype(np.bool_), axis, keepdims)
 
 
 def all_(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tile:
-  """Whether every element over `axis` is not 0."""
+  """Whether every element over `axis` is not 0.
+
+  >>> def kernel(x, y):
+  ...   y[...] = tt.all(x[...] > 2, axis=1)
+  >>> x = jnp.arange(6.).reshape(2, 3)
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((2,), jnp.bool_), grid=1)(x)
+  Array([False,  True], dtype=bool)
+  """
   return _reduce(reduce_min_p, "all", tile_argument(x, "all: x").astype(np.bool_), axis, keepdims)
 
 
 def mean(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tile:
-  """Mean over `axis` (all by default); of integers in f32."""
+  """Mean over `axis` (all by default); of integers in f32.
+
+  >>> def kernel(x, y):
+  ...   y[...] = tt.mean(x[...], axis=1)
+  >>> x = jnp.arange(6.).reshape(2, 3)
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((2,), jnp.float32), grid=1)(x)
+  Array([1., 4.], dtype=float32)
+  """
   value = tile_argument(x, "mean: x")
   to = value.dtype if dtypes.is_float(value.dtype) else dtypes.f32
   n = math.prod(value.shape[a] for a in _axes("mean", value, axis))
@@ -168,7 +217,11 @@ def mean(x: Any, axis: Any = None, *, keepdims: bool = False) -> Tile:
 def argmax(x: Any, axis: int | None = None, *, keepdims: bool = False) -> Tile:
   """i32 index of the first maximum along `axis`, or in x flattened; of the first NaN where there is one.
 
-  Example: `tt.argmax(v, axis=1)` of f32[4, 100] is i32[4].
+  >>> def kernel(x, y):
+  ...   y[...] = tt.argmax(x[...], axis=1)
+  >>> x = jnp.arange(6.).reshape(2, 3)
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((2,), jnp.int32), grid=1)(x)
+  Array([2, 2], dtype=int32)
   """
   return _index(reduce_max_p, "argmax", x, axis, keepdims)
 
@@ -176,7 +229,11 @@ def argmax(x: Any, axis: int | None = None, *, keepdims: bool = False) -> Tile:
 def argmin(x: Any, axis: int | None = None, *, keepdims: bool = False) -> Tile:
   """i32 index of the first minimum along `axis`, or in x flattened; of the first NaN where there is one.
 
-  Example: `tt.argmin(v, axis=1)` of f32[4, 100] is i32[4].
+  >>> def kernel(x, y):
+  ...   y[...] = tt.argmin(x[...], axis=1)
+  >>> x = jnp.arange(6.).reshape(2, 3)
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((2,), jnp.int32), grid=1)(x)
+  Array([0, 0], dtype=int32)
   """
   return _index(reduce_min_p, "argmin", x, axis, keepdims)
 

@@ -54,6 +54,20 @@ def warpgroup(which: int | range, *, regs: int | None = None) -> Branch:
   Raises:
     TileTypeError: `which` is no int or range with step 1; `regs` is not allowed.
     TileIndexError: the program has no such warpgroup.
+
+  Example:
+    >>> def kernel(x, y):
+    ...   s = tt.alloc_shared((16, 32), x.dtype)
+    ...   full = tt.alloc_barrier(arrivals=1)
+    ...   with tt.warpgroup(0, regs=24), tt.elect():
+    ...     full[0].arrive_expect_tx(s.nbytes)
+    ...     tt.copy_async(x, s, barrier=full[0], dispatch="tma")
+    ...   with tt.warpgroup(1, regs=240):
+    ...     full[0].wait(0)
+    ...     y[...] = s[...]
+    >>> x = jnp.ones((16, 32))
+    >>> tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=1, warpgroups=2)(x).sum()
+    Array(512., dtype=float32)
   """
   what = "tt.warpgroup"
   if isinstance(which, int) and not isinstance(which, bool):
@@ -72,6 +86,8 @@ def warpgroup(which: int | range, *, regs: int | None = None) -> Branch:
 
 def elect(*, each: str = "scope") -> Branch:
   """Code for exactly one thread of the current scope: `with tt.elect():`.
+
+  The example of `tt.alloc_barrier` uses it.
 
   Args:
     each: "scope", or "warpgroup" for one thread of each warpgroup of the scope.

@@ -112,7 +112,15 @@ def tile(x: Operand, dtype: np.dtype, what: str) -> Tile:
 
 
 def broadcast_to(x: Any, shape: Any) -> Tile:
-  """`x`, of equal rank or rank 0, repeated to `shape`. `jnp.broadcast_to` without rank promotion."""
+  """`x`, of equal rank or rank 0, repeated to `shape`. `jnp.broadcast_to` without rank promotion.
+
+  >>> def kernel(x, y):
+  ...   y[...] = tt.broadcast_to(x[:, None], (2, 3))
+  >>> x = jnp.array([1., 2.])
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((2, 3), x.dtype), grid=1)(x)
+  Array([[1., 1., 1.],
+         [2., 2., 2.]], dtype=float32)
+  """
   x, shape = operand(x, "broadcast_to: x"), static_size_tuple(shape, "broadcast_to")
   value = tile(x, promoted("broadcast_to", x), "broadcast_to: x")
   if common_shape("broadcast_to", [value.shape, shape]) != shape:
@@ -121,7 +129,14 @@ def broadcast_to(x: Any, shape: Any) -> Tile:
 
 
 def full(shape: Any, fill_value: Any, dtype: Any = None) -> Tile:
-  """A tile of `shape` filled with `fill_value`; the dtype of a Python number is f32, i32 or bool."""
+  """A tile of `shape` filled with `fill_value`; the dtype of a Python number is f32, i32 or bool.
+
+  >>> def kernel(x, y):
+  ...   y[...] = tt.full((2,), 7.)
+  >>> x = jnp.zeros(2)
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=1)(x)
+  Array([7., 7.], dtype=float32)
+  """
   shape, x = static_size_tuple(shape, "full"), operand(fill_value, "full: fill_value")
   dtype = promoted("full", x) if dtype is None else dtypes.canonical(dtype)
   if isinstance(x, Tile):
@@ -132,12 +147,26 @@ def full(shape: Any, fill_value: Any, dtype: Any = None) -> Tile:
 
 
 def zeros(shape: Any, dtype: Any = dtypes.f32) -> Tile:
-  """A tile of zeros."""
+  """A tile of zeros.
+
+  >>> def kernel(x, y):
+  ...   y[...] = tt.zeros((2,))
+  >>> x = jnp.ones(2)
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=1)(x)
+  Array([0., 0.], dtype=float32)
+  """
   return full(shape, 0, dtype)
 
 
 def ones(shape: Any, dtype: Any = dtypes.f32) -> Tile:
-  """A tile of ones."""
+  """A tile of ones.
+
+  >>> def kernel(x, y):
+  ...   y[...] = tt.ones((2,))
+  >>> x = jnp.zeros(2)
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=1)(x)
+  Array([1., 1.], dtype=float32)
+  """
   return full(shape, 1, dtype)
 
 
@@ -148,7 +177,14 @@ def iota(shape: Any, dimension: int) -> Tile:
 
 
 def arange(start: Any, stop: Any = None, step: int = 1) -> Tile:
-  """i32[n]: the integers from `start` to `stop`, all static. `start + tt.arange(n)` has a dynamic start."""
+  """i32[n]: the integers from `start` to `stop`, all static. `start + tt.arange(n)` has a dynamic start.
+
+  >>> def kernel(x, y):
+  ...   y[...] = x[...] + tt.arange(3)
+  >>> x = jnp.array([10, 20, 30])
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=1)(x)
+  Array([10, 21, 32], dtype=int32)
+  """
   for x in (start, stop, step):
     if isinstance(x, Tile):
       raise TileTypeError("arange: the bounds must be Python ints", loc=user_loc(),
@@ -162,7 +198,16 @@ def arange(start: Any, stop: Any = None, step: int = 1) -> Tile:
 
 
 def reshape(x: Any, shape: Any) -> Tile:
-  """`x` with another shape of as many elements; one dimension may be -1."""
+  """`x` with another shape of as many elements; one dimension may be -1.
+
+  >>> def kernel(x, y):
+  ...   y[...] = tt.reshape(x[...], (3, 2))
+  >>> x = jnp.arange(6.).reshape(2, 3)
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((3, 2), x.dtype), grid=1)(x)
+  Array([[0., 1.],
+         [2., 3.],
+         [4., 5.]], dtype=float32)
+  """
   value = tile_argument(x, "reshape: x")
   sizes = list(shape) if isinstance(shape, (tuple, list)) else [shape]
   if sizes.count(-1) == 1:
@@ -173,7 +218,16 @@ def reshape(x: Any, shape: Any) -> Tile:
 
 
 def transpose(x: Any, axes: Sequence[int] | None = None) -> Tile:
-  """`x` with its dimensions permuted; reversed by default."""
+  """`x` with its dimensions permuted; reversed by default.
+
+  >>> def kernel(x, y):
+  ...   y[...] = tt.transpose(x[...])
+  >>> x = jnp.arange(6.).reshape(2, 3)
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((3, 2), x.dtype), grid=1)(x)
+  Array([[0., 3.],
+         [1., 4.],
+         [2., 5.]], dtype=float32)
+  """
   value = tile_argument(x, "transpose: x")
   perm = tuple(range(value.ndim))[::-1] if axes is None else tuple(a % value.ndim if value.ndim else a for a in axes)
   if perm == tuple(range(value.ndim)):
@@ -182,14 +236,29 @@ def transpose(x: Any, axes: Sequence[int] | None = None) -> Tile:
 
 
 def expand_dims(x: Any, axis: int) -> Tile:
-  """`x` with a dimension of size 1 before `axis`."""
+  """`x` with a dimension of size 1 before `axis`.
+
+  >>> def kernel(x, y):
+  ...   y[...] = x[...] * tt.expand_dims(tt.sum(x[...], axis=1), 1)
+  >>> x = jnp.arange(6.).reshape(2, 3)
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=1)(x)
+  Array([[ 0.,  3.,  6.],
+         [36., 48., 60.]], dtype=float32)
+  """
   value = tile_argument(x, "expand_dims: x")
   axis = operator.index(axis) % (value.ndim + 1)
   return value[(slice(None),) * axis + (None,)]
 
 
 def concatenate(arrays: Sequence[Any], axis: int = 0) -> Tile:
-  """Tiles joined along `axis`, promoted to their common dtype."""
+  """Tiles joined along `axis`, promoted to their common dtype.
+
+  >>> def kernel(x, y):
+  ...   y[...] = tt.concatenate([x[...], x[...]], axis=0)
+  >>> x = jnp.array([1., 2.])
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((4,), x.dtype), grid=1)(x)
+  Array([1., 2., 1., 2.], dtype=float32)
+  """
   tiles = [tile_argument(x, f"concatenate: arrays[{k}]") for k, x in enumerate(arrays)]
   check(bool(tiles), "concatenate: no arrays")
   dtype = promoted("concatenate", *tiles)

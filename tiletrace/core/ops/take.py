@@ -31,7 +31,12 @@ def take(x: Any, index: Any, axis: int = 0) -> Tile:
     TileIndexError: x has no such axis, no element along it, or the Python int is outside.
     TileTypeError: the index is no integer scalar.
 
-  Example, in a kernel: `tt.take(sizes[...], g)` of i32[8] is i32[].
+  Example:
+    >>> def kernel(x, y):
+    ...   y[...] = x[...] + tt.take(x[...], tt.argmax(x[...]))
+    >>> x = jnp.array([1., 5., 2.])
+    >>> tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=1)(x)
+    Array([ 6., 10.,  7.], dtype=float32)
   """
   value = tile_argument(x, "take: x")
   if not isinstance(axis, int | np.integer) or isinstance(axis, bool):

@@ -106,99 +106,175 @@ def _floats(primitive: Primitive, what: str, python: Callable[..., Any], *args: 
 
 
 def tan(x: Any) -> Any:
-  """The tangent of x in radians."""
+  """The tangent of x in radians.
+
+  >>> tt.tan(0.)
+  0.0
+  """
   return _floats(tan_p, "tan", math.tan, x)
 
 
 def asin(x: Any) -> Any:
-  """The angle between -pi/2 and pi/2 whose sine x is; NaN where |x| > 1."""
+  """The angle between -pi/2 and pi/2 whose sine x is; NaN where |x| > 1.
+
+  >>> round(tt.asin(1.), 6)
+  1.570796
+  """
   return _floats(asin_p, "asin", math.asin, x)
 
 
 def acos(x: Any) -> Any:
-  """The angle between 0 and pi whose cosine x is; NaN where |x| > 1."""
+  """The angle between 0 and pi whose cosine x is; NaN where |x| > 1.
+
+  >>> tt.acos(1.)
+  0.0
+  """
   return _floats(acos_p, "acos", math.acos, x)
 
 
 def atan(x: Any) -> Any:
-  """The angle between -pi/2 and pi/2 whose tangent x is."""
+  """The angle between -pi/2 and pi/2 whose tangent x is.
+
+  >>> round(tt.atan(1.), 6)
+  0.785398
+  """
   return _floats(atan_p, "atan", math.atan, x)
 
 
 def atan2(y: Any, x: Any) -> Any:
-  """The angle of the point (x, y), between -pi and pi, with IEEE 754's values for zeros and infinities."""
+  """The angle of the point (x, y), between -pi and pi, with IEEE 754's values for zeros and infinities.
+
+  >>> round(tt.atan2(1., -1.), 6)
+  2.356194
+  """
   return _floats(atan2_p, "atan2", math.atan2, y, x)
 
 
 def sinh(x: Any) -> Any:
-  """The hyperbolic sine."""
+  """The hyperbolic sine.
+
+  >>> tt.sinh(0.)
+  0.0
+  """
   return _floats(sinh_p, "sinh", math.sinh, x)
 
 
 def cosh(x: Any) -> Any:
-  """The hyperbolic cosine."""
+  """The hyperbolic cosine.
+
+  >>> tt.cosh(0.)
+  1.0
+  """
   return _floats(cosh_p, "cosh", math.cosh, x)
 
 
 def asinh(x: Any) -> Any:
-  """The inverse of sinh."""
+  """The inverse of sinh.
+
+  >>> tt.asinh(0.)
+  0.0
+  """
   return _floats(asinh_p, "asinh", math.asinh, x)
 
 
 def acosh(x: Any) -> Any:
-  """The non-negative inverse of cosh; NaN where x < 1."""
+  """The non-negative inverse of cosh; NaN where x < 1.
+
+  >>> tt.acosh(1.)
+  0.0
+  """
   return _floats(acosh_p, "acosh", math.acosh, x)
 
 
 def atanh(x: Any) -> Any:
-  """The inverse of tanh; NaN where |x| > 1."""
+  """The inverse of tanh; NaN where |x| > 1.
+
+  >>> tt.atanh(0.)
+  0.0
+  """
   return _floats(atanh_p, "atanh", math.atanh, x)
 
 
 def expm1(x: Any) -> Any:
-  """e ** x - 1, also where x is small."""
+  """e ** x - 1, also where x is small.
+
+  >>> tt.expm1(0.)
+  0.0
+  """
   return _floats(expm1_p, "expm1", math.expm1, x)
 
 
 def log1p(x: Any) -> Any:
-  """log(1 + x), also where x is small."""
+  """log(1 + x), also where x is small.
+
+  >>> tt.log1p(0.)
+  0.0
+  """
   return _floats(log1p_p, "log1p", math.log1p, x)
 
 
 def log10(x: Any) -> Any:
-  """The logarithm to base 10."""
+  """The logarithm to base 10.
+
+  >>> tt.log10(1000.)
+  3.0
+  """
   return _floats(log10_p, "log10", math.log10, x)
 
 
 def cbrt(x: Any) -> Any:
-  """The cube root, with the sign of x."""
+  """The cube root, with the sign of x.
+
+  >>> round(tt.cbrt(-27.), 6)
+  -3.0
+  """
   return _floats(cbrt_p, "cbrt", math.cbrt, x)
 
 
 def erfc(x: Any) -> Any:
-  """1 - erf(x), also where that is small."""
+  """1 - erf(x), also where that is small.
+
+  >>> tt.erfc(0.)
+  1.0
+  """
   return _floats(erfc_p, "erfc", math.erfc, x)
 
 
 def round_(x: Any) -> Any:
-  """The nearest integer, as a float; of two equally near the even one."""
+  """The nearest integer, as a float; of two equally near the even one.
+
+  >>> tt.round(2.5)
+  2.0
+  """
   return _floats(round_p, "round", lambda v: float(builtins.round(v)), x)
 
 
 def trunc(x: Any) -> Any:
-  """x without its fraction, as a float: rounded towards zero."""
+  """x without its fraction, as a float: rounded towards zero.
+
+  >>> tt.trunc(-1.5)
+  -1.0
+  """
   return _floats(trunc_p, "trunc", lambda v: float(math.trunc(v)), x)
 
 
 # --- made of others
 
 def isinf(x: Any) -> Any:
-  """Whether x is infinite."""
+  """Whether x is infinite.
+
+  >>> tt.isinf(float("-inf"))
+  True
+  """
   return equal(_as_float("isinf", x, abs_), math.inf)
 
 
 def isfinite(x: Any) -> Any:
-  """Whether x is a number and not infinite."""
+  """Whether x is a number and not infinite.
+
+  >>> tt.isfinite(1e30)
+  True
+  """
   return less(_as_float("isfinite", x, abs_), math.inf)
 
 
@@ -210,7 +286,11 @@ def _as_float(what: str, x: Any, then: Callable[[Any], Any] = lambda v: v) -> An
 
 
 def reciprocal(x: Any) -> Any:
-  """1 / x; of integers in f32."""
+  """1 / x; of integers in f32.
+
+  >>> tt.reciprocal(4.)
+  0.25
+  """
   return divide(1, x)
 
 
@@ -224,14 +304,22 @@ def _in_f32(formula: Callable[[Any, Any], Any], what: str, x: Any, y: Any) -> An
 
 
 def fmod(x: Any, y: Any) -> Any:
-  """x - trunc(x / y) * y: the remainder with the sign of x, of floats where |x / y| < 2**24."""
+  """x - trunc(x / y) * y: the remainder with the sign of x, of floats where |x / y| < 2**24.
+
+  >>> tt.fmod(-7., 3.)
+  -1.0
+  """
   if not isinstance(x, Tile) and not isinstance(y, Tile):
     return math.fmod(x, y)
   return _in_f32(lambda x, y: copysign(mod(abs_(x), abs_(y)), x), "fmod", x, y)
 
 
 def hypot(x: Any, y: Any) -> Any:
-  """sqrt(x**2 + y**2), also where the squares are too large or too small for the dtype."""
+  """sqrt(x**2 + y**2), also where the squares are too large or too small for the dtype.
+
+  >>> tt.hypot(3., 4.)
+  5.0
+  """
   if not isinstance(x, Tile) and not isinstance(y, Tile):
     return math.hypot(x, y)
 
@@ -244,7 +332,11 @@ def hypot(x: Any, y: Any) -> Any:
 
 
 def logaddexp(x: Any, y: Any) -> Any:
-  """log(exp(x) + exp(y)) without overflow."""
+  """log(exp(x) + exp(y)) without overflow.
+
+  >>> round(tt.logaddexp(0., 0.), 6)
+  0.693147
+  """
   if not isinstance(x, Tile) and not isinstance(y, Tile):
     return max(x, y) + math.log1p(math.exp(-abs(x - y))) if x != y else x + math.log(2)
 
@@ -255,7 +347,11 @@ def logaddexp(x: Any, y: Any) -> Any:
 
 
 def signbit(x: Any) -> Any:
-  """Whether x has a minus sign, -0 and NaN included."""
+  """Whether x has a minus sign, -0 and NaN included.
+
+  >>> tt.signbit(-0.)
+  True
+  """
   x = operand(x, "signbit: x")
   if not isinstance(x, Tile):
     return math.copysign(1, python_number(x)) < 0
@@ -265,7 +361,11 @@ def signbit(x: Any) -> Any:
 
 
 def copysign(x: Any, y: Any) -> Any:
-  """|x| with the sign of y."""
+  """|x| with the sign of y.
+
+  >>> tt.copysign(2., -0.)
+  -2.0
+  """
   if not isinstance(x, Tile) and not isinstance(y, Tile):
     return math.copysign(x, y)
   return _in_f32(lambda x, y: where(signbit(y), negative(abs_(x)), abs_(x)), "copysign", x, y)
@@ -281,17 +381,38 @@ def _integer(primitive: Primitive, what: str, x: Any) -> Any:
 
 
 def population_count(x: Any) -> Any:
-  """How many bits of an integer are 1, in its dtype; jax.lax's name."""
+  """How many bits of an integer are 1, in its dtype; jax.lax's name.
+
+  >>> def kernel(x, y):
+  ...   y[...] = tt.population_count(x[...])
+  >>> x = jnp.array([1, 255, -1])
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=1)(x)
+  Array([ 1,  8, 32], dtype=int32)
+  """
   return _integer(population_count_p, "population_count", x)
 
 
 def clz(x: Any) -> Any:
-  """How many zeros lead the bits of an integer, in its dtype; jax.lax's name."""
+  """How many zeros lead the bits of an integer, in its dtype; jax.lax's name.
+
+  >>> def kernel(x, y):
+  ...   y[...] = tt.clz(x[...])
+  >>> x = jnp.array([1, 255, -1])
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=1)(x)
+  Array([31, 24,  0], dtype=int32)
+  """
   return _integer(clz_p, "clz", x)
 
 
 def mul_hi(x: Any, y: Any) -> Tile:
-  """The upper 32 bits of the product of two 32-bit integers of one dtype (PTX ISA 9.7.1, mul.hi)."""
+  """The upper 32 bits of the product of two 32-bit integers of one dtype (PTX ISA 9.7.1, mul.hi).
+
+  >>> def kernel(x, y):
+  ...   y[...] = tt.mul_hi(x[...], 3)
+  >>> x = jnp.array([1, 2**30, -1])
+  >>> tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=1)(x)
+  Array([ 0,  0, -1], dtype=int32)
+  """
   values = [operand(v, f"mul_hi: {n}") for v, n in ((x, "x"), (y, "y"))]
   dtype = promoted("mul_hi", *values)
   if dtype not in (dtypes.i32, dtypes.u32) or all(map(is_static, values)):
@@ -309,8 +430,12 @@ def bitcast_convert_type(x: Any, dtype: Any) -> Tile:
     dtype: of the same size, or smaller: then the parts of an element, the low bits first, are a new last dimension; or
       larger: then x's last dimension are the parts.
 
-  Example: `tt.bitcast_convert_type(v, jnp.int32) & 0x7FFFFFFF` of f32 is the bits of |v|;
-  `tt.bitcast_convert_type(words, jnp.bfloat16)` of u32 [m, n] is [m, n, 2].
+  Example:
+    >>> def kernel(x, y):
+    ...   y[...] = tt.bitcast_convert_type(x[...], jnp.int32) >> 23
+    >>> x = jnp.array([1., 2., 4.])
+    >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((3,), jnp.int32), grid=1)(x)
+    Array([127, 128, 129], dtype=int32)
   """
   to = dtypes.canonical(dtype)
   value = operand(x, "bitcast_convert_type: x")
