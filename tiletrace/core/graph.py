@@ -249,6 +249,7 @@ def with_refs(eqn: Eqn, refs: Sequence[RefOperand], *, values: Sequence[Atom] | 
 
 def prefixed(view: View, slot: Atom | int) -> tuple[View, tuple[Atom, ...]]:
   """A view of one slot: a leading dimension, fixed at `slot`, before the view's own; and its first dynamic operand."""
+  slot = int(slot.value) if isinstance(slot, Literal) else slot  # type: ignore[arg-type]
   dynamic = () if isinstance(slot, int) else (slot,)
   shift = len(dynamic)
 

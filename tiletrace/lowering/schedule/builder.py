@@ -133,27 +133,32 @@ class Builder:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class RingState:
-  """Slot and phase of a ring in one role, as tt.PipelineState keeps them: two scalar fragments."""
+  """Slot and phase of a ring in one role, as tt.PipelineState keeps them: two scalar fragments. Where there is one slot
+  the phase alone."""
   slots: int
-  slot_ref: Var
+  slot_ref: Var | None
   phase_ref: Var
 
   @classmethod
   def make(cls, b: Builder, slots: int, phase: int = 0) -> RingState:
-    slot = b.alloc(Space.FRAGMENT, (), dtypes.i32, "slot")
+    slot = b.alloc(Space.FRAGMENT, (), dtypes.i32, "slot") if slots > 1 else None
     flag = b.alloc(Space.FRAGMENT, (), dtypes.i32, "phase")
-    b.store(whole(slot), 0)
+    if slot is not None:
+      b.store(whole(slot), 0)
     b.store(whole(flag), phase)
     return cls(slots, slot, flag)
 
-  def slot(self, b: Builder) -> Var:
-    return b.load(whole(self.slot_ref))
+  def slot(self, b: Builder) -> Atom:
+    return i32(0) if self.slot_ref is None else b.load(whole(self.slot_ref))
 
   def phase(self, b: Builder) -> Var:
     return b.load(whole(self.phase_ref))
 
   def advance(self, b: Builder) -> None:
     """The equations of tt.PipelineState.advance, in its order."""
+    if self.slot_ref is None:
+      b.store(whole(self.phase_ref), b.op(elementwise.xor_p, b.load(whole(self.phase_ref)), 1))
+      return
     slot = b.add(b.load(whole(self.slot_ref)), 1)
     wrapped = b.op(elementwise.eq_p, slot, self.slots)
     phase = b.load(whole(self.phase_ref))

@@ -3,8 +3,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from tiletrace.core.graph import Atom, Block, Eqn, RefOperand, Var, prefixed, walk, with_refs
-from tiletrace.core.ops import elementwise, mma
+from tiletrace.core.graph import Atom, Block, Eqn, RefOperand, Var, prefixed, with_refs
+from tiletrace.core.ops import control, elementwise, mma
 from tiletrace.lowering.facts import Facts
 from tiletrace.lowering.schedule.asynchrony import (
   Pending,
@@ -152,11 +152,11 @@ class Consumer:
     return b.eqns
 
   def _complete(self, b: Builder, groups: list[_Group], upto: int) -> None:
-    """Waits until groups[0..upto] are complete, and releases what they were the last to read."""
-    if upto < 0:
-      return
-    b.bind(mma.wgmma_wait_p, (), {"n": len(groups) - 1 - upto})
-    for group in groups[:upto + 1]:
+    """Waits until groups[0..upto] are complete; what a group was the last to read is released before the next one is
+    waited for, so that its refill is on the way meanwhile."""
+    for i, group in enumerate(groups[:upto + 1]):
+      if group.releases or i == upto:
+        b.bind(mma.wgmma_wait_p, (), {"n": len(groups) - 1 - i})
       for resources, _, slot in group.releases:
         resources.release(b, slot, self.arrivals)
     del groups[:upto + 1]
@@ -241,10 +241,24 @@ def _finish_reading(b: Builder) -> None:
 
 
 def _touched_by_threads(eqn: Eqn, ring: Ring) -> bool:
-  """Whether an equation, blocks included, reads the ring other than by wgmma, or changes what is in its slot."""
+  """Whether an equation, blocks included, reads the ring other than by wgmma, or changes what is in its slot; but for
+  branches that change a slot last, which end with a fence and a sync of their own (syncs.py)."""
   buffers = set(ring.buffers)
-  for e in (eqn, *(i for b in eqn.blocks for i in walk(b))):
-    reads, writes = accesses(e)
-    if not e.blocks and e.primitive is not mma.gemm_p and (reads | writes) & buffers:
-      return True
+  if eqn.blocks:
+    return any(_touched_in(b, ring) and not (eqn.primitive is control.cond_p and _changed_last(b, buffers))
+               for b in eqn.blocks)
+  reads, writes = accesses(eqn)
+  return eqn.primitive is not mma.gemm_p and bool((reads | writes) & buffers)
+
+
+def _touched_in(block: Block, ring: Ring) -> bool:
+  return any(_touched_by_threads(e, ring) for e in block.eqns)
+
+
+def _changed_last(block: Block, buffers: set[Var]) -> bool:
+  """The last of the block's own accesses to the buffers by threads is a write."""
+  for eqn in reversed(block.eqns):
+    reads, writes = accesses(eqn)
+    if (reads | writes) & buffers:
+      return not eqn.blocks and eqn.primitive is not mma.gemm_p and bool(writes & buffers)
   return False
