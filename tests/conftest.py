@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
 import os
 import pathlib
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -70,6 +72,25 @@ def _agreement(request: pytest.FixtureRequest) -> Iterator[None]:
   yield
   if records := agreement.taken():
     request.node.user_properties.append((agreement.PROPERTY, records))
+
+
+_MOST_MEMORY = 1 << 30
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+  """XLA keeps every program that it compiled: between modules, a process that has grown drops them."""
+  jax = sys.modules.get("jax")
+  if jax is not None and (nextitem is None or nextitem.path != item.path) and _resident() > _MOST_MEMORY:
+    jax.clear_caches()
+    gc.collect()
+    if sys.platform == "linux":
+      ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def _resident() -> int:
+  """Bytes of this process in memory; 0 where that is not known."""
+  statm = pathlib.Path("/proc/self/statm")
+  return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
