@@ -124,12 +124,8 @@ def arguments() -> argparse.Namespace:
   parser.add_argument("--masks", nargs="+", choices=MASKS, default=MASKS)
   parser.add_argument("--dtype", choices=DTYPES, default="bf16")
   parser.add_argument("--packed", action="store_true", help="also as sequences that lie one after another")
-  parser.add_argument("--check-only", action="store_true")
   parser.add_argument("--no-torch", dest="torch", action="store_false")
-  parser.add_argument("--rounds", type=int, default=6)
-  parser.add_argument("--seconds", type=float, default=0.3, help="of one measurement")
-  parser.add_argument("--warmup", type=float, default=1.0, help="seconds before the first round of a case")
-  parser.add_argument("--json", metavar="PATH", help="write every round there")
+  harness.add_measuring(parser)
   return parser.parse_args()
 
 

@@ -110,18 +110,14 @@ def arguments() -> argparse.Namespace:
   parser.add_argument("--shapes", nargs="+", metavar="MxNxKxG",
                       help="default: " + " ".join("x".join(map(str, s)) for s in SHAPES))
   parser.add_argument("--spreads", nargs="+", choices=SPREADS, default=list(SPREADS))
-  parser.add_argument("--check-only", action="store_true")
   parser.add_argument("--no-torch", dest="torch", action="store_false",
                       default=importlib.util.find_spec("torch") is not None)
-  parser.add_argument("--rounds", type=int, default=6)
-  parser.add_argument("--seconds", type=float, default=0.3, help="of one measurement")
-  parser.add_argument("--warmup", type=float, default=1.0, help="seconds before the first round of a case")
   parser.add_argument("--graphs", action="store_true", help="let XLA put a program's calls into a CUDA graph")
   parser.add_argument("--tile", nargs=2, type=int, metavar=("BM", "BN"), help="default: what the kernel takes")
   parser.add_argument("--stages", type=int, default=4, help="of a --tile")
   parser.add_argument("--warpgroups", type=int, default=2, help="of a --tile")
   parser.add_argument("--persistent", action="store_true", help="one CTA for each SM loops over the tiles")
-  parser.add_argument("--json", metavar="PATH", help="write every round there")
+  harness.add_measuring(parser)
   return parser.parse_args()
 
 

@@ -12,6 +12,7 @@ that does not need JAX, and `relative_error` compares every element.
 """
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -180,6 +181,15 @@ def cell(value: Any) -> str:
 def shapes_of(words: Sequence[str] | None, default: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
   """The shapes that a command line names as 4096x8192; without any, the default ones."""
   return [tuple(map(int, word.lower().split("x"))) for word in words] if words else list(default)
+
+
+def add_measuring(parser: argparse.ArgumentParser, *, seconds: float = 0.3, warmup: float = 1.0) -> None:
+  """The options that benchmarks share."""
+  parser.add_argument("--check-only", action="store_true")
+  parser.add_argument("--rounds", type=int, default=6)
+  parser.add_argument("--seconds", type=float, default=seconds, help="of one measurement")
+  parser.add_argument("--warmup", type=float, default=warmup, help="seconds before the first round of a case")
+  parser.add_argument("--json", metavar="PATH", help="write every round there")
 
 
 def run_cases(cases: Sequence[tuple[dict[str, Any], Callable[[], dict[str, Any]]]], columns: Sequence[str],

@@ -121,12 +121,8 @@ def arguments() -> argparse.Namespace:
                       help="which operands are stored transposed, A's letter first")
   parser.add_argument("--relu", choices=["no", "yes", "both"], default="no")
   parser.add_argument("--tails", action="store_true", help="check shapes with tails too (they are not timed)")
-  parser.add_argument("--check-only", action="store_true")
-  parser.add_argument("--rounds", type=int, default=6)
-  parser.add_argument("--seconds", type=float, default=0.3, help="of one measurement")
-  parser.add_argument("--warmup", type=float, default=1.0, help="seconds before the first round of a case")
   parser.add_argument("--graphs", action="store_true", help="let XLA put a program's calls into a CUDA graph")
-  parser.add_argument("--json", metavar="PATH", help="write every round there")
+  harness.add_measuring(parser)
   add_tiling(parser)
   return parser.parse_args()
 

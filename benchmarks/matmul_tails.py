@@ -30,11 +30,7 @@ def arguments() -> argparse.Namespace:
                       help="default: " + " ".join("x".join(map(str, s)) for s in FLOORS))
   parser.add_argument("--forms", nargs="+", choices=["nn", "nt", "tn", "tt"], default=["nn"])
   parser.add_argument("--dtype", choices=matmul.DTYPES, default="bf16")
-  parser.add_argument("--check-only", action="store_true")
-  parser.add_argument("--rounds", type=int, default=6)
-  parser.add_argument("--seconds", type=float, default=0.3, help="of one measurement")
-  parser.add_argument("--warmup", type=float, default=1.0, help="seconds before the first round of a case")
-  parser.add_argument("--json", metavar="PATH", help="write every round there")
+  harness.add_measuring(parser)
   matmul.add_tiling(parser)
   return parser.parse_args()
 

@@ -176,13 +176,9 @@ def arguments() -> argparse.Namespace:
                       help="default: " + " ".join(f"{m}x{n}" for m, n in (*WIDE, *NARROW, *SMALL)))
   parser.add_argument("--ops", nargs="+", choices=OPS, default=list(OPS))
   parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["bf16"])
-  parser.add_argument("--check-only", action="store_true")
   parser.add_argument("--no-torch", dest="torch", action="store_false")
   parser.add_argument("--graphs", action="store_true", help="let XLA put a program's calls into a CUDA graph")
-  parser.add_argument("--rounds", type=int, default=6)
-  parser.add_argument("--seconds", type=float, default=0.2, help="of one measurement")
-  parser.add_argument("--warmup", type=float, default=0.5, help="seconds before the first round of a case")
-  parser.add_argument("--json", metavar="PATH", help="write every round there")
+  harness.add_measuring(parser, seconds=0.2, warmup=0.5)
   return parser.parse_args()
 
 
