@@ -80,8 +80,8 @@ def flash_decode_kernel(starts, owners, q, k, v, lengths, table, out, residual, 
         tt.store(v_s, 0, mask=(tt.arange(bn) >= stop - j * bn)[:, None])
       tt.gemm(p.astype(q.dtype), v_s, acc)
     acc[...] *= (1 / tt.where(total[...] == 0, 1, total[...]))[:, None]
-    store_piece(acc[...], top[...] * c + tt.log2(total[...]), (e, head, rows), index, whole,
-                (out, residual, partial, partial_lse))
+    store_piece([(slice(None), acc[...])], top[...] * c + tt.log2(total[...]), (e, head, rows), index,
+                whole, (out, residual, partial, partial_lse))
 
   each_piece(starts, owners, piece)
 

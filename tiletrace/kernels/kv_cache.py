@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import jax
@@ -82,11 +81,6 @@ def check_cache(name: str, batch: int, cache: Any, lengths: Any, table: Any) -> 
   if not cache.shape[0] or not cache.shape[1] or cache.shape[1] % _LEAST_BLOCK:
     raise TileTypeError(f"{name}: {cache.shape[0]} pages of {cache.shape[1]} keys", loc=caller_loc(),
                         hint=f"one page or more, of a multiple of {_LEAST_BLOCK} keys")
-
-
-def block_of(most: int, cache: Any, table: Any) -> int:
-  """Keys of a block: `most`, or what divides a page too."""
-  return most if table is None else math.gcd(most, cache.shape[1])
 
 
 def gathered(cache: jax.Array, table: jax.Array | None) -> tuple[jax.Array, jax.Array]:

@@ -6,6 +6,7 @@ each other (a row's maximum, and the weights of the other one's keys) goes throu
 """
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -18,49 +19,84 @@ import tiletrace as tt
 from tiletrace.core.errors import TileTypeError
 from tiletrace.core.source import caller_loc
 from tiletrace.kernels.flash_decode import flash_decode_reference
-from tiletrace.kernels.kv_cache import Keys, Sight, block_of, check_cache
+from tiletrace.kernels.kv_cache import Keys, Sight, check_cache
 from tiletrace.kernels.split_kv import each_piece, split_attention, store_piece
 
 _LOG2E = math.log2(math.e)
 LATENT, ROPE = 512, 64
-_ROWS, _BLOCK, _STAGES = 64, 64, 2       # 72 KB of queries and 144 KB of two slots fill shared memory
+_ROWS = 64
 
 
-def mla_decode_kernel(starts, owners, q, cache, lengths, table, out, residual, partial, partial_lse, *, bn, scale,
+@dataclasses.dataclass(frozen=True, slots=True)
+class MlaTiling:
+  """bn keys at a time; the latent columns in `chunks`, each with `num_stages` ring slots and barriers of its own."""
+  bn: int
+  chunks: int
+  num_stages: int
+
+
+def choose_mla_tiling(block: int) -> MlaTiling:
+  """128 keys in one slot, where wgmma of 64 keys for each warpgroup reads shared memory as fast as it can; a chunk is
+  refilled as soon as its values are added, while the others still are. Else two slots of 64 keys.
+
+  Args:
+    block: keys that lie one after another: of a page, or any large number.
+  """
+  return MlaTiling(128, 4, 1) if block % 128 == 0 else MlaTiling(math.gcd(block, 64), 1, 2)
+
+
+def mla_decode_kernel(starts, owners, q, cache, lengths, table, out, residual, partial, partial_lse, *, tiling, scale,
                       sight):
   """out[b, 1, rows, 512] of q[b, 1, rows, 576]; cache is [b, s, 576], or [pages, page_size, 576] by table."""
-  i, c = tt.program_id(1), scale * _LOG2E
+  i, c, bn = tt.program_id(1), scale * _LOG2E, tiling.bn
   rows, keys = tt.block(i, _ROWS), Keys(cache, table, bn, sight)
-  q_s = tt.alloc_shared((_ROWS, LATENT + ROPE), q.dtype)
-  kv_s = tt.alloc_shared((bn, LATENT + ROPE), q.dtype)
+  width, few = LATENT // tiling.chunks, min(bn, 32)        # rows at a time, where few registers are left
+  chunks = [slice(x, x + width) for x in range(0, LATENT, width)]
+  q_s = tt.alloc_shared((_ROWS, LATENT), q.dtype)
+  rope_s = tt.alloc_shared((bn, ROPE), q.dtype)
+  kv_s = [tt.alloc_shared((bn, width), q.dtype) for _ in chunks]
   logits = tt.alloc_fragment((_ROWS, bn), jnp.float32)
-  acc = tt.alloc_fragment((_ROWS, LATENT), jnp.float32)
+  p = tt.alloc_fragment((_ROWS, bn), q.dtype)
+  acc = [tt.alloc_fragment((_ROWS, width), jnp.float32) for _ in chunks]
   top = tt.alloc_fragment((_ROWS,), jnp.float32)           # of each row, what its exponents are relative to
   total = tt.alloc_fragment((_ROWS,), jnp.float32)
 
   def piece(e, index, first, last, whole):
     stop = tt.clip(lengths[e], 0, keys.capacity)
-    acc[...], top[...], total[...] = 0, -jnp.inf, 0
-    tt.copy(q.at[e, 0, rows, :], q_s)
-    for j in tt.pipelined(first, last, num_stages=_STAGES):
+    top[...], total[...] = -jnp.inf, 0
+    for a in acc:
+      a[...] = 0
+    tt.copy(q.at[e, 0, rows, :LATENT], q_s)
+    q_rope = q[e, 0, rows, LATENT:]                        # in registers: shared memory is full
+    for j in tt.pipelined(first, last, num_stages=tiling.num_stages):
       page, place = keys.find(e, j)
-      tt.copy(cache.at[page, place, :], kv_s)
-      with tt.when((j + 1) * bn > stop):                   # NaN there, times zero, would not be zero
-        tt.store(kv_s, 0, mask=(tt.arange(bn) >= stop - j * bn)[:, None])
-      tt.gemm(q_s, kv_s.T, logits, accumulate=False, policy=tt.FULL_COL)
+      tt.copy(cache.at[page, place, LATENT:], rope_s)
+      for chunk, s in zip(chunks, kv_s, strict=True):
+        tt.copy(cache.at[page, place, chunk], s)
+      tt.gemm(q_rope, rope_s.T, logits, accumulate=False, policy=tt.FULL_COL)
+      for chunk, s in zip(chunks, kv_s, strict=True):
+        tt.gemm(q_s.at[:, chunk], s.T, logits, policy=tt.FULL_COL)
       with tt.when(keys.is_edge(j, stop, page)):
         logits[...] = tt.where(keys.seen(j, stop, page, i * _ROWS, _ROWS), logits[...], -jnp.inf)
       new = tt.maximum(top[...], tt.max(logits[...], axis=1))
       base = tt.where(new == -jnp.inf, 0, new) * c         # a row that has seen no key yet
       alpha = tt.exp2(top[...] * c - base, approximate=True)
-      p = tt.exp2(logits[...] * c - base[:, None], approximate=True)
-      total[...] = total[...] * alpha + tt.sum(p, axis=1)
+      w = tt.exp2(logits[...] * c - base[:, None], approximate=True)
+      total[...] = total[...] * alpha + tt.sum(w, axis=1)
       top[...] = new
-      acc[...] *= alpha[:, None]
-      tt.gemm(p.astype(q.dtype), kv_s.at[:, :LATENT], acc, policy=tt.FULL_COL)
-    acc[...] *= (1 / tt.where(total[...] == 0, 1, total[...]))[:, None]
-    store_piece(acc[...], top[...] * c + tt.log2(total[...]), (e, 0, rows), index, whole,
-                (out, residual, partial, partial_lse))
+      p[...] = w.astype(p.dtype)
+      with tt.when((j + 1) * bn > stop):                   # NaN there, times zero, would not be zero
+        for s in kv_s:
+          for r in range(0, bn, few):
+            tt.store(s.at[r:r + few], 0, mask=(r + tt.arange(few) >= stop - j * bn)[:, None])
+      for a in acc:
+        a[...] *= alpha[:, None]
+      for s, a in zip(kv_s, acc, strict=True):
+        tt.gemm(p, s, a, policy=tt.FULL_COL)
+    for a in acc:
+      a[...] *= (1 / tt.where(total[...] == 0, 1, total[...]))[:, None]
+    store_piece([(chunk, a[...]) for chunk, a in zip(chunks, acc, strict=True)], top[...] * c + tt.log2(total[...]),
+                (e, 0, rows), index, whole, (out, residual, partial, partial_lse))
 
   each_piece(starts, owners, piece)
 
@@ -73,7 +109,7 @@ def mla_decode(query: jax.Array, cache: jax.Array, lengths: jax.Array, *, scale:
     query: bfloat16 or float16 [b, s_q, heads, 576] of the last s_q tokens: 512 in the latent space, and 64 with a
       position (rope). Tiles have 64 rows of s_q * heads: fewer cost the same.
     cache: of the same dtype [b, s, 576]; or, with block_table, pages [pages, page_size, 576], page_size a multiple of
-      16, better of 64.
+      16, better of 128.
     lengths: int32 [b], of the sequences, the last s_q tokens included. Taken as 0 or more, and at most s (or
       max_pages * page_size). What lies past them is not used, whatever it is.
     scale: of the logits. 1 / sqrt(192) for DeepSeek-V2 and V3: that of their heads before weights were absorbed.
@@ -104,10 +140,11 @@ def mla_decode(query: jax.Array, cache: jax.Array, lengths: jax.Array, *, scale:
   """
   b, t, heads, _ = _check_operands(query, cache)
   check_cache("mla_decode", b, cache, lengths, block_table)
-  bn = block_of(_BLOCK, cache, block_table)
-  kernel = functools.partial(mla_decode_kernel, bn=bn, scale=float(scale), sight=Sight(t if is_causal else 1, heads))
+  tiling = choose_mla_tiling(1024 if block_table is None else cache.shape[1])
+  kernel = functools.partial(mla_decode_kernel, tiling=tiling, scale=float(scale),
+                             sight=Sight(t if is_causal else 1, heads))
   return split_attention("mla_decode", kernel, query, (cache,), lengths, block_table, heads=1, width=LATENT, bm=_ROWS,
-                         block=bn, warpgroups=2, residual=return_residual)
+                         block=tiling.bn, warpgroups=2, residual=return_residual)
 
 
 def mla_decode_reference(query: jax.Array, cache: jax.Array, lengths: jax.Array, *, scale: float,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -75,20 +75,23 @@ def _used(parts: int, total: Any) -> Any:
   return tt.clip(total, 1, parts)
 
 
-def store_piece(o: Any, lse: Any, where: tuple, piece: Any, whole: Any, refs: tuple) -> None:
-  """In a kernel: float32 o[rows, d] of the keys of a piece, and lse[rows] to base 2, go to their place.
+def store_piece(o: Sequence[tuple[slice, Any]], lse: Any, where: tuple, piece: Any, whole: Any, refs: tuple) -> None:
+  """In a kernel: what a piece gives, and lse[rows] to base 2, go to their place.
 
   Args:
+    o: columns, and float32 [rows, columns].
     where: index of the rows in `out`, without the last dimension.
     refs: (out, residual or None, partial, partial_lse).
   """
   out, residual, partial, partial_lse = refs
   with tt.when(whole) as w:
-    out[*where, :] = o.astype(out.dtype)
+    for columns, x in o:
+      out[*where, columns] = x.astype(out.dtype)
     if residual is not None:
       residual[*where] = lse * math.log(2)
   with w.otherwise():
-    partial[piece, *where[1:], :] = o
+    for columns, x in o:
+      partial[piece, *where[1:], columns] = x
     partial_lse[piece, *where[1:]] = lse
 
 
