@@ -48,6 +48,9 @@ CASES = {
     "queries that see nothing": ((1, 200, 1, 64), 100, 1, {
         "is_causal": True, "query_offset": -100, "return_residual": True}),
     "a scale, one query": ((2, 1, 4, 64), 70, 2, {"scale": 0.3}),
+    "no scale": ((1, 70, 1, 64), 70, 1, {"scale": 0.0, "is_causal": True}),
+    "a negative scale": ((1, 70, 1, 64), 70, 1, {"scale": -0.2, "is_causal": True, "return_residual": True}),
+    "no keys": ((1, 5, 2, 64), 0, 2, {"return_residual": True}),
 }
 
 

@@ -244,7 +244,7 @@ def flash_attention(query: jax.Array, key: jax.Array, value: jax.Array, *, scale
     raise TileTypeError(f"flash_attention: key_value_seq_lengths is {lengths.dtype}{list(lengths.shape)}",
                         loc=caller_loc(), hint=f"int32 [{b}], one length for each example")
   rule = _rule(h, scale, is_causal, local_window_size, query_offset, score)
-  tiling = choose_attention_tiling(h, key.shape[1], causal=is_causal, plain=score is None)
+  tiling = choose_attention_tiling(h, key.shape[1], causal=is_causal, plain=rule.score is None)
   call = attention_call(query.shape, key.shape, query.dtype, tiling, rule, residual=return_residual)
   out, residual = call(query, key, value, lengths)
   return (out, residual) if return_residual else out
@@ -293,7 +293,7 @@ def flash_attention_packed(query: jax.Array, key: jax.Array, value: jax.Array, q
     raise TileTypeError(f"flash_attention_packed: max_query_length={max_query_length!r}", loc=caller_loc(),
                         hint="a Python int of 1 or more")
   rule = _rule(h, scale, is_causal, local_window_size, query_offset, score)
-  tiling = choose_attention_tiling(h, key.shape[0], causal=is_causal, plain=score is None)
+  tiling = choose_attention_tiling(h, key.shape[0], causal=is_causal, plain=rule.score is None)
   outs = (jax.ShapeDtypeStruct(query.shape, query.dtype),
           jax.ShapeDtypeStruct((t, n), jnp.float32) if return_residual else None)
   call = tt.tile_call(
@@ -358,7 +358,14 @@ def _rule(head_dim: int, scale: float | None, causal: bool, window: Any, offset:
   left, right = _window(window)
   if causal:
     right = 0 if right is None else min(right, 0)
-  return AttentionRule(float(1 / math.sqrt(head_dim) if scale is None else scale), left, right, int(offset), score)
+  scale = float(1 / math.sqrt(head_dim) if scale is None else scale)
+  if scale <= 0 and score is None:        # the largest logit is then not that of the largest product
+    score = _unchanged
+  return AttentionRule(scale, left, right, int(offset), score)
+
+
+def _unchanged(x: jax.Array) -> jax.Array:
+  return x
 
 
 def _window(size: Any) -> tuple[int | None, int | None]:
