@@ -1,0 +1,154 @@
+"""Products with packed weights of 4 or 8 bits and a scale for each group of rows, dequantised on their way."""
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import tiletrace as tt
+from tiletrace.core.errors import TileTypeError
+from tiletrace.core.source import caller_loc
+from tiletrace.kernels.packed_weights import (
+  BITS,
+  BLOCK,
+  LINE,
+  Format,
+  check_format,
+  decoded,
+  dequantize_weights,
+  packed_shape,
+  parts_of,
+)
+
+_LEAST_GROUP = 32
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DequantTiling:
+  """Rows of x and columns of w of a tile, and how deep its pipeline is."""
+  bm: int
+  bn: int
+  warpgroups: int
+  num_stages: int
+
+
+def choose_dequant_tiling(m: int) -> DequantTiling:
+  """Every tile dequantises its weights anew: as many rows of x as there are, up to 256."""
+  if m > 128:
+    return DequantTiling(256, 128, 2, 4)
+  return DequantTiling(tt.align_to(max(m, 8), 8) if m <= 64 else 128, 128, 2, 6)
+
+
+def dequant_matmul_kernel(x, w, scales, y, *, form, group, tiling):
+  """yᵀ = wᵀ xᵀ: the weights go from a ring to registers, and are the product's left operand there."""
+  i, j = tt.program_id(0), tt.program_id(1)
+  bm, bn = tiling.bm, tiling.bn
+  rows, cols = tt.block(i, bm), tt.block(j, bn)
+  lines, parts = bn * 2 * BITS[form] // LINE, parts_of(form)
+  x_s = tt.alloc_shared((bm, BLOCK), x.dtype)
+  w_s = tt.alloc_shared((lines, LINE), w.dtype)
+  scale_s = tt.alloc_shared((tt.cdiv(BLOCK, group), bn), scales.dtype)
+  acc = tt.alloc_fragment((bn, bm), jnp.float32)
+  acc[...] = 0
+  for k in tt.pipelined(w.shape[0], num_stages=tiling.num_stages):
+    tt.copy(w.at[k, tt.block(j, lines), :], w_s)
+    tt.copy(scales.at[tt.ds(k * BLOCK // group, scale_s.shape[0]), cols], scale_s)
+    tt.copy(x.at[rows, tt.block(k, BLOCK)], x_s)
+    words = w_s[...]
+    scale = scale_s[...].astype(x.dtype)
+    for p in range(parts):
+      of = scale[p * BLOCK // parts // group]
+      tt.gemm(decoded(words, p, bn, form, x.dtype) * of[:, None], x_s.at[:, tt.block(p, BLOCK // parts)].T, acc)
+  y[rows, cols] = acc[...].astype(y.dtype).T
+
+
+def dequant_matmul_reference(x: jax.Array, packed: jax.Array, scales: jax.Array, *, group: int = 128,
+                             format: Format = "int4", out_dtype: Any = None) -> jax.Array:
+  """What `dequant_matmul` computes, in jax.numpy: weights in x's dtype, products and sums in f32."""
+  w = dequantize_weights(packed, scales, k=x.shape[-1], group=group, format=format, dtype=x.dtype)
+  y = jnp.dot(x.astype(jnp.float32), w.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)
+  return y.astype(out_dtype or x.dtype)
+
+
+def dequant_matmul(x: jax.Array, packed: jax.Array, scales: jax.Array, *, group: int = 128, format: Format = "int4",
+                   out_dtype: Any = None) -> jax.Array:
+  """x @ w of packed weights: numbers times their group's scale in x's dtype; sums in f32.
+
+  Args:
+    x: bfloat16 or float16 [..., k].
+    packed: uint32, w[k, n] by `pack_weights` or `quantize_weights`.
+    scales: float [ceil(k / group), n], rounded to x's dtype.
+    group: rows of w that share a scale: 32, a multiple of 64, or k or more.
+    format: "int4", "int8" or "fp4" (e2m1), as packed.
+    out_dtype: of the result, by default x's.
+
+  Returns:
+    [..., n].
+
+  Raises:
+    TileTypeError: dtypes or shapes that do not fit.
+
+  The derivatives, of x and scales, are those of `dequant_matmul_reference`, by XLA.
+
+  Example:
+    >>> import jax, jax.numpy as jnp
+    >>> from tiletrace.kernels import dequant_matmul, dequant_matmul_reference, quantize_weights
+    >>> x, w = (jax.random.normal(jax.random.key(i), s, jnp.bfloat16) for i, s in enumerate(((30, 256), (256, 40))))
+    >>> packed, scales = quantize_weights(w, format="int4", group=128)
+    >>> y = jax.jit(dequant_matmul)(x, packed, scales)
+    >>> z = dequant_matmul_reference(x, packed, scales)
+    >>> y.shape, bool(jnp.allclose(y.astype("float32"), z.astype("float32"), rtol=0.02, atol=0.2))
+    ((30, 40), True)
+  """
+  x, packed, scales = _operands(x, packed, scales, group, format)
+  *outer, k = x.shape
+  m, n = math.prod(outer), scales.shape[1]
+  call = dequant_matmul_call((m, n), out_dtype or x.dtype, k=k, group=group, format=format)
+  return call(x.reshape(m, k), packed, scales).reshape(*outer, n)
+
+
+def dequant_matmul_call(shape: tuple[int, int], dtype: Any, *, k: int, group: int = 128, format: Format = "int4",
+                        tiling: DequantTiling | None = None) -> tt.TileCall:
+  """The call behind `dequant_matmul` for a result of `shape`, of (x, packed, scales)."""
+  m, n = shape
+  t = tiling or choose_dequant_tiling(m)
+  group = min(group, tt.align_to(k, BLOCK))
+  return tt.tile_call(
+      functools.partial(dequant_matmul_kernel, form=format, group=group, tiling=t), jax.ShapeDtypeStruct(shape, dtype),
+      grid=(tt.cdiv(m, t.bm), tt.cdiv(n, t.bn)), warpgroups=t.warpgroups, raster=16, persistent=True,
+      name="dequant_matmul", vjp=functools.partial(_backward, group=group, format=format))
+
+
+def _backward(inputs: tuple, y: jax.Array, dy: jax.Array, *, group: int, format: Format) -> tuple:
+  x, packed, scales = inputs
+  _, pull = jax.vjp(lambda x, s: dequant_matmul_reference(x, packed, s, group=group, format=format,
+                                                          out_dtype=y.dtype), x, scales)
+  dx, dscales = pull(dy)
+  return dx, None, dscales
+
+
+def _operands(x: Any, packed: Any, scales: Any, group: int, form: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+  check_format("dequant_matmul", form)
+  x, packed, scales = map(jnp.asarray, (x, packed, scales))
+  if x.dtype not in (jnp.bfloat16, jnp.float16) or x.ndim < 1:
+    raise TileTypeError(f"dequant_matmul: x is {x.dtype}{list(x.shape)}", loc=caller_loc(),
+                        hint="bfloat16 or float16 [..., k]: x.astype(jnp.bfloat16)")
+  k = x.shape[-1]
+  if isinstance(group, bool) or not isinstance(group, int) or (
+      group < k and (group < _LEAST_GROUP or (group > _LEAST_GROUP and group % BLOCK))):
+    raise TileTypeError(f"dequant_matmul: group={group!r}", loc=caller_loc(),
+                        hint=f"{_LEAST_GROUP}, a multiple of {BLOCK}, or k = {k} and more: one scale for each column")
+  groups = tt.cdiv(k, group)
+  if scales.ndim != 2 or scales.shape[0] != groups or scales.dtype not in (jnp.bfloat16, jnp.float16, jnp.float32):
+    raise TileTypeError(f"dequant_matmul: scales is {scales.dtype}{list(scales.shape)}", loc=caller_loc(),
+                        hint=f"floats [{groups}, n]: one for each {group} rows of w[{k}, n], in each column")
+  wanted = packed_shape(k, scales.shape[1], form)
+  if packed.shape != wanted or packed.dtype != jnp.uint32:
+    raise TileTypeError(f"dequant_matmul: packed is {packed.dtype}{list(packed.shape)}", loc=caller_loc(),
+                        hint=f"uint32{list(wanted)} is w[{k}, {scales.shape[1]}] of {form}: "
+                             f"pack_weights(w, format={form!r})")
+  return x, packed, scales
