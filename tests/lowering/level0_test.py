@@ -5,6 +5,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import tiletrace as tt
@@ -121,3 +122,28 @@ def test_the_schedule_of_the_gemm_written_by_hand_gives_byte_identical_ptx(m, n,
 
   assert level0.as_text("ptx") == level1.as_text("ptx")
   assert "wgmma" in level1.as_text("ptx")
+
+
+def copied_in_a_role_kernel(x, y):
+  s = tt.alloc_shared(x.shape, x.dtype)
+  with tt.warpgroup(0):
+    tt.copy(x, s)
+    tt.sync()
+    y[...] = s[...]
+
+
+def copied_before_the_roles_kernel(x, y):
+  s = tt.alloc_shared(x.shape, x.dtype)
+  tt.copy(x, s)
+  tt.sync()
+  with tt.warpgroup(1):
+    y[...] = s[...]
+
+
+@pytest.mark.parametrize("kernel", [copied_in_a_role_kernel, copied_before_the_roles_kernel], ids=lambda k: k.__name__)
+@pytest.mark.parametrize("shape", [(64, 64), (7, 33)], ids=str)
+def test_a_plain_copy_is_made_by_the_threads_that_it_stands_with(kernel, shape):
+  x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+  lowered = tt.tile_call(kernel, jax.ShapeDtypeStruct(shape, np.float32), grid=1, warpgroups=2).lower(x)
+  got = lowered.simulate(x)
+  np.testing.assert_array_equal(got[0] if isinstance(got, (tuple, list)) else got, x)

@@ -70,7 +70,8 @@ def schedule(selected: Selected, target: Target, options: CompileOptions) -> Pro
   if is_explicit(graph):
     threads = WARPGROUP * max(e.params["first"] + e.params["count"] for e in walk(graph.body)
                               if e.primitive.name == "warpgroup")
-    graph = lower_ids(graph.replace(body=_exchanges(graph.body, layouts, notes, syncs=True)))
+    body = demote_copies(graph.body, context(graph, layouts, target, options), notes)      # nobody else makes them
+    graph = lower_ids(graph.replace(body=_exchanges(body, layouts, notes, syncs=True)))
   else:
     graph, threads = _Scheduler(graph, layouts, target, options, notes).run()
   graph = simplify(graph.replace(body=_map(graph.body, _plain_loop)))
