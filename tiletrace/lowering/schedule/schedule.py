@@ -20,11 +20,11 @@ from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.options import CompileOptions
 from tiletrace.lowering.ownership import is_explicit
 from tiletrace.lowering.schedule.asynchrony import elide_zero_stores
+from tiletrace.lowering.schedule.atomics import AtomicLowering
 from tiletrace.lowering.schedule.balance import balanced_order
 from tiletrace.lowering.schedule.builder import Builder, RingState
 from tiletrace.lowering.schedule.checker import check_program
 from tiletrace.lowering.schedule.consumer import Consumer, RingResources
-from tiletrace.lowering.schedule.atomics import AtomicLowering
 from tiletrace.lowering.schedule.cumulative import CumulativeLowering
 from tiletrace.lowering.schedule.deferral import Deferred, defer_epilogue
 from tiletrace.lowering.schedule.epilogue import Staging, drain_stores, expand_store, make_staging, staged_stores
