@@ -189,7 +189,7 @@ class Builder:
 
 
 def _is_relu(inst: Inst) -> bool:
-  """max(x, 0) of integers. After a min or max with a literal, ptxas (12.9 to 13.0 at least) makes one instruction of
+  """max(x, 0) of integers. After a min or max with a literal, ptxas 13.0 (no longer 13.5) makes one instruction of
   both with a predicate for `== literal`, which two of its parts write: wrong. The other way round it does not."""
   return inst.form.row is isa.MAX and inst.form.mods.get("type") == "s32" and inst.operands[2] == 0
 
