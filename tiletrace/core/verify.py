@@ -23,7 +23,7 @@ class Spec:
 
 
 SPECS: dict[str, Spec] = {
-  "trace": Spec(absent=frozenset({"relayout", "mma_sync"})),
+  "trace": Spec(absent=frozenset({"relayout"})),
   "layout": Spec(),
   "select": Spec(),
   "schedule": Spec(absent=frozenset({"gemm"}), loops=frozenset({"range", "fori"})),

@@ -19,7 +19,7 @@ from tiletrace.report.sites import WARPGROUP, sites
 # One FLOP an element of the result; of what reads its operand once, one an element of the operand.
 _BY_RESULT = frozenset((*elementwise.ARITHMETIC, *elementwise.FLOAT, *elementwise.APPROXIMATE, *transcendental.FLOAT))
 _BY_OPERAND = frozenset((*REDUCTIONS, *CUMULATIVE))
-_GEMMS = ("gemm", "gemm_async")
+_GEMMS = ("gemm", "gemm_async", "mma_sync")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ def work(graph: TileGraph, recorders: int = 0) -> Work:
   for site in sites(graph.body, Facts(graph), WARPGROUP * graph.options.warpgroups):
     eqn, count = site.eqn, site.trips
     if eqn.primitive.name in _GEMMS:
-      (k, n), (m, _) = eqn.refs[-2].shape, eqn.refs[-1].shape
-      tensor[short_name(eqn.refs[-2].type.dtype)] += 2 * m * n * k * count
+      (m, n), b = eqn.refs[-1].shape, eqn.values[2] if eqn.primitive.name == "mma_sync" else eqn.refs[-2]
+      tensor[short_name(b.type.dtype)] += 2 * m * n * b.shape[0] * count  # type: ignore[union-attr]
       exact &= site.exact
     elif flops := _other_flops(eqn):
       other += flops * count

@@ -57,7 +57,7 @@ def test_the_asynchronous_gemm_keeps_its_place():
   (lambda a, b, acc, v: tt.gemm(a, b.at[:, :64], acc), r"acc is \[64, 128\] but a @ b is \[64, 64\]"),
   (lambda a, b, acc, v: tt.gemm(a.T, b, acc), r"contracts K=64 of a \[32, 64\] with K=32 of b \[32, 128\]"),
   (lambda a, b, acc, v: tt.gemm(a.at[0], b, acc), "a has 1 dimensions, shape .*; it takes two"),
-  (lambda a, b, acc, v: tt.gemm(a, v, acc), "b is a value bf16.*, not a reference"),
+  (lambda a, b, acc, v: tt.gemm_async(a, v, acc), "b is a value bf16.*, not a reference"),
   (lambda a, b, acc, v: tt.gemm(a, b, v), "acc is a value bf16.*, not a reference"),
   (lambda a, b, acc, v: tt.gemm(a, b, b), r"acc is b: Ref<shared>\{bf16\[32,128\]\}, it must be in fragment memory"),
   (lambda a, b, acc, v: tt.gemm(a, acc, acc), r"b is acc: Ref<fragment>.*, it must be in shared memory"),

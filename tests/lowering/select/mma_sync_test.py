@@ -3,13 +3,15 @@ from __future__ import annotations
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import tiletrace as tt
-from tests.lowering.kernels import BF16, F32, assemble, count, declined, lower, struct, variants
+from tests.lowering.kernels import BF16, F16, F32, assemble, count, declined, lower, struct, variants
 from tests.lowering.select.mma_dtypes_test import E4M3, I8, I32, product
+from tests.tolerances import assert_close
 from tiletrace.core.errors import LoweringError
 from tiletrace.lowering import mma_plan
 from tiletrace.lowering.options import CompileOptions
@@ -66,6 +68,47 @@ def test_what_mma_sync_does_not_take_is_refused(change, said):
   with pytest.raises(LoweringError) as e:
     product(BF16, BF16, options=FORCED, **change)
   assert said in str(e.value)
+
+
+def of_values_kernel(x, w, y, *, bk, policy, form):
+  x_s = tt.alloc_shared((x.shape[0], bk), x.dtype)
+  acc = tt.alloc_fragment(y.shape, F32)
+  acc[...] = 0
+  for k in tt.pipelined(tt.cdiv(x.shape[1], bk), num_stages=2):
+    tt.copy(x.at[:, tt.block(k, bk)], x_s)
+    b = w[:, tt.block(k, bk)].astype(x.dtype).T if form == "t" else w[tt.block(k, bk), :].astype(x.dtype)
+    tt.gemm(x_s if form != "value" else x_s[...] * 2, b, acc, policy=policy)
+  y[...] = acc[...]
+
+
+@pytest.mark.parametrize("policy", [None, "full_col"])
+@pytest.mark.parametrize("form", ["n", "t", "value"])
+@pytest.mark.parametrize(("dtype", "shape"), [(BF16, (16, 32, 96)), (F16, (5, 72, 100)), (BF16, (40, 24, 64))])
+def test_the_right_operand_may_be_a_value(policy, form, dtype, shape):
+  m, n, k = shape
+  rng = np.random.default_rng(0)
+  x = rng.standard_normal((m, k)).astype(dtype)
+  w = rng.integers(-8, 8, (n, k) if form == "t" else (k, n), np.int8)
+  kernel = functools.partial(of_values_kernel, bk=32, policy=policy, form=form)
+  call = tt.tile_call(kernel, struct(m, n), grid=1)
+  lowered = call.lower(x, w)
+  assemble(lowered)
+  want = x.astype(np.float64) @ (w.T if form == "t" else w).astype(np.float64) * (2 if form == "value" else 1)
+  assert_close(lowered.simulate(x, w)[0], want, "gemm")
+  assert_close(np.asarray(jax.jit(call)(x, w)), want, "gemm")
+  flops = lowered.report().data["work"]["tensor_flops"]
+  assert flops == {"bf16" if dtype == BF16 else "f16": 2 * m * n * -(-k // 32) * 32}
+
+
+@pytest.mark.parametrize(("change", "said"), [
+  (dict(bk=24), "and its K = 24 is not a multiple of 16"),
+  (dict(policy=(1, 1)), "which mma.sync alone multiplies"),
+])
+def test_a_right_operand_in_registers_that_mma_sync_does_not_take_is_refused(change, said):
+  kernel = functools.partial(of_values_kernel, **(dict(bk=32, policy=None, form="n") | change))
+  with pytest.raises(tt.TileTypeError) as e:
+    lower(kernel, [struct(16, 96, dtype=BF16), struct(96, 32, dtype=np.int8)], struct(16, 32))
+  assert said in str(e.value) and "mma_sync_test.py" in str(e.value) and "^" in str(e.value)
 
 
 def test_an_asynchronous_gemm_is_no_mma_sync():

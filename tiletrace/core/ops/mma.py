@@ -23,7 +23,7 @@ from tiletrace.core.types import Space, TileType
 gemm_p = Primitive("gemm")
 gemm_async_p = Primitive("gemm_async", level=0)
 wgmma_wait_p = Primitive("wgmma_wait", level=0)
-mma_sync_p = Primitive("mma_sync", level=0)  # a gemm of two values; made of gemm where wgmma declines
+mma_sync_p = Primitive("mma_sync")  # a gemm of two values: b is one, or wgmma declines
 
 SQUARE, FULL_ROW, FULL_COL = "square", "full_row", "full_col"
 POLICIES = (SQUARE, FULL_ROW, FULL_COL)
@@ -143,7 +143,8 @@ def gemm(a: Any, b: Any, acc: Any, *, accumulate: Any = True, policy: Any = None
 
   Args:
     a: [m, k] in shared memory or a fragment, or a tile value. Transposes are views: `a_s.T`.
-    b: [k, n] in shared memory. Of 8-bit and f32 operands k must be contiguous: keep b as [n, k] and pass `b_s.T`.
+    b: [k, n] in shared memory. Of 8-bit and f32 operands k must be contiguous: keep b as [n, k] and pass `b_s.T`. Or a
+      tile value: then mma.sync multiplies, and a is read from shared memory once for each such gemm.
     acc: [m, n], a fragment.
     accumulate: bool, or a bool scalar.
     policy: how warpgroups divide acc: tt.SQUARE (default), tt.FULL_ROW, tt.FULL_COL, or how many (along the rows, along
@@ -223,15 +224,32 @@ def _gemm(primitive: Primitive, what: str, a: Any, b: Any, acc: Any, accumulate:
     operand(a, f"{what}: a")
     raise TileTypeError(f"{what}: a is the number {a}", loc=user_loc(),
                         hint="a shared or fragment reference, or a tile")
-  b, acc = _reference(what, "b", b), _reference(what, "acc", acc)
+  acc = _reference(what, "acc", acc)
+  b = b if isinstance(b, Tile) and primitive is gemm_p else _reference(what, "b", b)
   _check_spaces(what, a, b, acc)
   _check_shapes(what, a, b, acc)
   _check_dtypes(what, a, b, acc, choices["precision"])
   flag = predicate(accumulate, f"{what}: accumulate")
+  if isinstance(b, Tile):
+    _multiply_values(a, b, acc, flag, choices)
+    return
   in_ref = isinstance(a, Ref)
   views = (*((a.view,) if isinstance(a, Ref) else ()), b.view, acc.view)
   operands = (*(a.operands if isinstance(a, Ref) else ()), *b.operands, *acc.operands, flag, *(() if in_ref else (a,)))
   bind(primitive, operands, dict(views=views, **choices, a_in="ref" if in_ref else "value"))
+
+
+def _multiply_values(a: Ref | Tile, b: Tile, acc: Ref, flag: Any, choices: dict[str, Any]) -> None:
+  """Registers past the end of k would not be zero in a value: k is whole instructions."""
+  depth = 32 // b.dtype.itemsize
+  if b.shape[0] % depth:
+    raise TileTypeError(f"gemm: b is a value {b.type}, and its K = {b.shape[0]} is not a multiple of {depth}",
+                        loc=user_loc(), hint="one instruction's depth: pad it with zeros, or store b to shared memory")
+  if choices["dispatch"] not in (None, "mma_sync") or not isinstance(choices["policy"], str):
+    raise TileTypeError(f"gemm: b is a value {b.type}, which mma.sync alone multiplies", loc=user_loc(),
+                        hint="drop dispatch= and a policy of two numbers, or store b to shared memory")
+  value = a[...] if isinstance(a, Ref) else a
+  bind(mma_sync_p, (*acc.operands, flag, value, b), dict(views=(acc.view,), policy=choices["policy"]))
 
 
 def _reference(what: str, name: str, x: Any) -> Ref:
@@ -245,7 +263,7 @@ def _reference(what: str, name: str, x: Any) -> Ref:
   raise TileTypeError(f"{what}: {name} is {kind}, not a reference", loc=user_loc(), hint=hint)
 
 
-def _check_spaces(what: str, a: Ref | Tile, b: Ref, acc: Ref) -> None:
+def _check_spaces(what: str, a: Ref | Tile, b: Ref | Tile, acc: Ref) -> None:
   for name, x, spaces in (("a", a, (Space.SHARED, Space.FRAGMENT)), ("b", b, (Space.SHARED,)),
                           ("acc", acc, (Space.FRAGMENT,))):
     if isinstance(x, Ref) and x.space not in spaces:
@@ -256,7 +274,7 @@ def _check_spaces(what: str, a: Ref | Tile, b: Ref, acc: Ref) -> None:
                           loc=user_loc(), hint=hint)
 
 
-def _check_shapes(what: str, a: Ref | Tile, b: Ref, acc: Ref) -> None:
+def _check_shapes(what: str, a: Ref | Tile, b: Ref | Tile, acc: Ref) -> None:
   shapes = {}
   for name, x in (("a", a), ("b", b), ("acc", acc)):
     shapes[name] = x.shape if isinstance(x, Tile) else static_shape(x, f"{what}: {name}")
@@ -275,7 +293,7 @@ def _check_shapes(what: str, a: Ref | Tile, b: Ref, acc: Ref) -> None:
     raise TileTypeError(f"{what}: acc is {list(shapes['acc'])} but a @ b is {[m, n]}", loc=user_loc())
 
 
-def _check_dtypes(what: str, a: Ref | Tile, b: Ref, acc: Ref, precision: str | None) -> None:
+def _check_dtypes(what: str, a: Ref | Tile, b: Ref | Tile, acc: Ref, precision: str | None) -> None:
   names = [dtypes.short_name(x.dtype) for x in (a, b, acc)]
   for name, x in (("a", a), ("b", b)):
     if x.dtype not in _OPERANDS:

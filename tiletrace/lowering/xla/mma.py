@@ -10,7 +10,7 @@ from jax import lax
 
 from tiletrace.core.dtypes import f32, i32
 from tiletrace.core.graph import Eqn
-from tiletrace.core.ops.mma import gemm_p
+from tiletrace.core.ops.mma import gemm_p, mma_sync_p
 from tiletrace.lowering.xla.machine import Machine, xla_rules
 
 _EXACT_PRODUCTS = 2**24 // 255**2    # of two 8-bit integers, whose sum f32 holds exactly
@@ -19,15 +19,19 @@ _TF32_BITS = np.uint32(0xFFFF_E000)
 
 @xla_rules.register(gemm_p)
 def _gemm(m: Machine, eqn: Eqn) -> Sequence[jax.Array]:
-  refs, values = eqn.refs, eqn.values
-  if eqn.params["a_in"] == "ref":
-    a = m.load(refs[0], 0)
-  else:
-    a = jnp.asarray(m.read(values[1]))
-  b_ref, acc_ref = refs[-2:]
-  b = m.load(b_ref, 0)
-  product = _product(a, b)
-  accumulate = m.read(values[0])
+  a = m.load(eqn.refs[0], 0) if eqn.params["a_in"] == "ref" else jnp.asarray(m.read(eqn.values[1]))
+  return _add_product(m, eqn, a, m.load(eqn.refs[-2], 0))
+
+
+@xla_rules.register(mma_sync_p)
+def _mma_sync(m: Machine, eqn: Eqn) -> Sequence[jax.Array]:
+  a, b = (jnp.asarray(m.read(v)) for v in eqn.values[1:])
+  return _add_product(m, eqn, a, b)
+
+
+def _add_product(m: Machine, eqn: Eqn, a: jax.Array, b: jax.Array) -> Sequence[jax.Array]:
+  acc_ref, product = eqn.refs[-1], _product(a, b)
+  accumulate = m.read(eqn.values[0])
   if not isinstance(accumulate, np.ndarray) or accumulate:
     acc = m.load(acc_ref, 0)
     if not isinstance(accumulate, np.ndarray):
