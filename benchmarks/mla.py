@@ -20,6 +20,7 @@ import numpy as np
 
 from benchmarks import harness
 from tiletrace.kernels import mla_decode, mla_decode_reference
+from tiletrace.kernels.mla_decode import MlaTiling, mla_decode_tiled
 
 CASES = ((64, 8192), (128, 1024), (128, 2048), (128, 4096), (128, 8192))          # batch, keys
 DTYPES = {"bf16": jnp.bfloat16, "f16": jnp.float16}
@@ -41,15 +42,18 @@ def inputs(b: int, keys: int, heads: int, tokens: int, dtype: Any, paged: bool, 
           jnp.asarray(lengths, jnp.int32), None if table is None else jnp.asarray(table))
 
 
-def decode(query: jax.Array, cache: jax.Array, lengths: jax.Array, table: jax.Array | None) -> jax.Array:
+def decode(query: jax.Array, cache: jax.Array, lengths: jax.Array, table: jax.Array | None, *,
+           tiling: MlaTiling | None) -> jax.Array:
+  if tiling is not None:
+    return mla_decode_tiled(query, cache, lengths, table, tiling, scale=SCALE)
   return mla_decode(query, cache, lengths, scale=SCALE, block_table=table)
 
 
-def check(xs: Any) -> float:
+def check(xs: Any, tiling: MlaTiling | None) -> float:
   """Of the first and the last sequence, against f32."""
   query, cache, lengths, table = xs
   jnp.full((*query.shape[:3], 512), jnp.nan, query.dtype).block_until_ready().delete()       # likely where it will be
-  got = jax.jit(decode)(*xs)
+  got = jax.jit(functools.partial(decode, tiling=tiling))(*xs)
   error = 0.0
   for e in {0, query.shape[0] - 1}:
     some = (cache, table[e:e + 1]) if table is not None else (cache[e:e + 1], None)
@@ -59,8 +63,8 @@ def check(xs: Any) -> float:
   return error
 
 
-def with_first_lengths(sets: Sequence[Any]) -> list[jax.Array]:
-  return [decode(q, cache, sets[0][2], table) for q, cache, _, table in sets]
+def with_first_lengths(sets: Sequence[Any], *, tiling: MlaTiling | None) -> list[jax.Array]:
+  return [decode(q, cache, sets[0][2], table, tiling=tiling) for q, cache, _, table in sets]
 
 
 def gemm_peer(count: int) -> harness.Peer:
@@ -75,10 +79,11 @@ def measure(b: int, keys: int, heads: int, args: argparse.Namespace) -> dict[str
   row: dict[str, Any] = {"case": f"{b}x{keys}", "heads": heads, "cache": "pages" if args.paged else "whole"}
   make: Any = functools.partial(inputs, b, keys, heads, args.tokens, DTYPES[args.dtype], args.paged, args.ragged)
   first = make(0)
-  row["error"] = check(first)
+  tiling = MlaTiling(*args.tile) if args.tile else None
+  row["error"] = check(first, tiling)
   if not args.check_only:
     sets = [first, *(make(seed) for seed in (1, 2))]         # the caches are larger than L2
-    peers = {"tiletrace": jax.jit(with_first_lengths), "gemm": gemm_peer(len(sets))}
+    peers = {"tiletrace": jax.jit(functools.partial(with_first_lengths, tiling=tiling)), "gemm": gemm_peer(len(sets))}
     samples = harness.interleave(peers, sets, rounds=args.rounds, seconds=args.seconds, warmup=args.warmup)
     found = harness.summary(samples, "tiletrace")
     seconds, used = found["tiletrace"]["seconds"], int(jnp.sum(first[2]))

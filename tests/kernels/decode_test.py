@@ -75,7 +75,7 @@ MLA = {                    # heads, s_q, dtype, page size or None, lengths
     "8 heads": (8, 1, BF16, None, (0, 1, 77, 200)),
     "16 heads, two tokens": (16, 2, F16, None, (1, 130)),
     "64 heads, two tokens": (64, 2, BF16, None, (97, 64, 2)),
-    "128 heads": (128, 1, BF16, None, (150,)),
+    "128 heads": (128, 1, BF16, None, (300, 150)),
     "pages": (16, 1, BF16, 64, (0, 1, 193)),
     "pages of two blocks, two tokens": (64, 2, BF16, 128, (140, 1)),
     "pages smaller than a block": (16, 2, BF16, 16, (37,)),
@@ -96,7 +96,7 @@ def mla_case(case):
   heads, t, dtype, page, lengths = MLA[case]
   b = len(lengths)
   table = None if page is None else table_of(lengths, page, 8)
-  cache = unused_is_nan(normal((b, 200, 576) if page is None else (8, page, 576), 1, dtype), lengths, table)
+  cache = unused_is_nan(normal((b, 300, 576) if page is None else (8, page, 576), 1, dtype), lengths, table)
   return (normal((b, t, heads, 576), 0, dtype), cache, jnp.asarray(lengths, jnp.int32)), table
 
 
@@ -140,6 +140,16 @@ def test_without_a_mask_every_query_sees_all_keys(backend, monkeypatch):
   close(got, want)
   masked = np.asarray(jax.jit(functools.partial(mla_decode, scale=SCALE))(q, cache, lengths), np.float32)
   assert [np.array_equal(masked[0, i], np.asarray(got[0, i], np.float32)) for i in range(3)] == [False, False, True]
+
+
+@pytest.mark.parametrize("backend", ["xla", "sim"])
+def test_rows_that_grow_a_lot_and_a_little_are_weighed_alike(backend, monkeypatch):
+  """Exponents up to 2**8 are kept relative to an older maximum; beyond, sums are rescaled."""
+  monkeypatch.setenv("TT_BACKEND", backend)
+  q, v = normal((1, 1, 2, 64), 0), normal((1, 512, 1, 64), 2)
+  signs = np.sign(np.asarray(q[0, 0, 0], np.float32))
+  growing = jnp.asarray(np.linspace(0, 12, 512)[None, :, None, None] * signs, BF16)
+  close(*both(flash_decode, flash_decode_reference, q, growing, v, jnp.asarray([512], jnp.int32), return_residual=True))
 
 
 def test_lengths_are_taken_as_what_the_cache_can_hold():
@@ -218,7 +228,7 @@ def test_mla_decode_assembles_into_shared_memory_with_asynchronous_gemms(page, t
   i32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
   q = jax.ShapeDtypeStruct((3, 1, 128 * tokens, 576), BF16)
   cache = jax.ShapeDtypeStruct((3, 4096, 576) if page is None else (100, page, 576), BF16)
-  table, tiling = None if page is None else i32((3, 40)), choose_mla_tiling(page or 1024)
+  table, tiling = None if page is None else i32((3, 40)), choose_mla_tiling(128 * tokens, page or 1024)
   kernel = functools.partial(mla_decode_kernel, tiling=tiling, scale=0.1, sight=Sight(tokens, 128))
   found, _ = compiled("mla_decode", kernel, q, (cache,), i32((3,)), table, width=512, bm=64, warpgroups=2)
   memory, report = found.memory_analysis(), str(found.report())
@@ -260,6 +270,12 @@ def test_operands_that_do_not_fit_are_refused_by_flash_decode(changed, message):
   with pytest.raises(tt.TileTypeError, match=message) as e:
     flash_decode(**flash_operands(**changed))
   assert "decode_test.py" in str(e.value) and "flash_decode(**" in str(e.value)
+
+
+@pytest.mark.parametrize("scale", [0, -0.5, float("nan"), None])
+def test_a_scale_that_turns_weights_around_is_refused(scale):
+  with pytest.raises(tt.TileTypeError, match=f"scale={scale}"):
+    mla_decode(normal((2, 1, 4, 576), 0), normal((2, 50, 576), 1), jnp.ones(2, jnp.int32), scale=scale)
 
 
 def test_head_dimensions_without_a_tiling_are_refused():

@@ -18,8 +18,8 @@ import tiletrace as tt
 from tiletrace.core.errors import TileTypeError
 from tiletrace.core.source import caller_loc
 from tiletrace.kernels.flash_attention import HEAD_DIMS
-from tiletrace.kernels.kv_cache import Keys, Sight, check_cache, gathered, seen_reference
-from tiletrace.kernels.split_kv import each_piece, split_attention, store_piece
+from tiletrace.kernels.kv_cache import Keys, Sight, check_cache, check_scale, gathered, seen_reference
+from tiletrace.kernels.split_kv import each_piece, running_top, split_attention, store_piece
 
 _LOG2E = math.log2(math.e)
 
@@ -69,7 +69,7 @@ def flash_decode_kernel(starts, owners, q, k, v, lengths, table, out, residual, 
       tt.gemm(q_s, k_s.T, logits, accumulate=False)
       with tt.when(keys.is_edge(j, stop, page)):
         logits[...] = tt.where(keys.seen(j, stop, page, i * bm, bm), logits[...], -jnp.inf)
-      new = tt.maximum(top[...], tt.max(logits[...], axis=1))
+      new = running_top(top[...], tt.max(logits[...], axis=1), c)
       base = tt.where(new == -jnp.inf, 0, new) * c         # a row that has seen no key yet
       alpha = tt.exp2(top[...] * c - base, approximate=True)
       p = tt.exp2(logits[...] * c - base[:, None], approximate=True)
@@ -99,7 +99,7 @@ def flash_decode(query: jax.Array, key: jax.Array, value: jax.Array, lengths: ja
       max_pages * page_size). What lies past them is not used, whatever it is.
     block_table: int32 [b, max_pages]: the page that holds keys i * page_size to (i + 1) * page_size of sequence b is
       block_table[b, i]. An entry below 0, or of `pages` or more, is a page whose keys are not seen.
-    scale: of the logits, by default 1 / sqrt(h).
+    scale: of the logits, above 0, by default 1 / sqrt(h).
     is_causal: query i sees the keys before lengths - s_q + i + 1; else all before lengths.
     return_residual: also give the log-sum-exp of each query's logits.
 
@@ -125,10 +125,12 @@ def flash_decode(query: jax.Array, key: jax.Array, value: jax.Array, lengths: ja
   """
   b, t, n, h = _check_operands(query, key, value)
   check_cache("flash_decode", b, key, lengths, block_table)
+  scale = 1 / math.sqrt(h) if scale is None else scale
+  check_scale("flash_decode", scale)
   heads = key.shape[2]
   tiling = choose_decode_tiling(h, 1024 if block_table is None else key.shape[1])
   kernel = functools.partial(flash_decode_kernel, tiling=tiling, sight=Sight(t if is_causal else 1, n // heads),
-                             scale=float(1 / math.sqrt(h) if scale is None else scale))
+                             scale=float(scale))
   return split_attention("flash_decode", kernel, query, (key, value), lengths, block_table, heads=heads, width=h,
                          bm=tiling.bm, block=tiling.bn, warpgroups=tiling.warpgroups, residual=return_residual)
 

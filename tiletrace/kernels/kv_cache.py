@@ -83,6 +83,12 @@ def check_cache(name: str, batch: int, cache: Any, lengths: Any, table: Any) -> 
                         hint=f"one page or more, of a multiple of {_LEAST_BLOCK} keys")
 
 
+def check_scale(name: str, scale: Any) -> None:
+  """Refuses a scale for which the largest logit is not the one with the largest weight."""
+  if not isinstance(scale, int | float) or not scale > 0:
+    raise TileTypeError(f"{name}: scale={scale!r}", loc=caller_loc(), hint="a Python number above 0")
+
+
 def gathered(cache: jax.Array, table: jax.Array | None) -> tuple[jax.Array, jax.Array]:
   """The cache as [b, s, ...], and bool [b, s]: whether a key is there. Those that are not are zeros."""
   if table is None:

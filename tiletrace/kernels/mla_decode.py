@@ -19,8 +19,8 @@ import tiletrace as tt
 from tiletrace.core.errors import TileTypeError
 from tiletrace.core.source import caller_loc
 from tiletrace.kernels.flash_decode import flash_decode_reference
-from tiletrace.kernels.kv_cache import Keys, Sight, check_cache
-from tiletrace.kernels.split_kv import each_piece, split_attention, store_piece
+from tiletrace.kernels.kv_cache import Keys, Sight, check_cache, check_scale
+from tiletrace.kernels.split_kv import each_piece, running_top, split_attention, store_piece
 
 _LOG2E = math.log2(math.e)
 LATENT, ROPE = 512, 64
@@ -35,14 +35,16 @@ class MlaTiling:
   num_stages: int
 
 
-def choose_mla_tiling(block: int) -> MlaTiling:
-  """128 keys in one slot, where wgmma of 64 keys for each warpgroup reads shared memory as fast as it can; a chunk is
-  refilled as soon as its values are added, while the others still are. Else two slots of 64 keys.
+def choose_mla_tiling(rows: int, block: int) -> MlaTiling:
+  """Where several tiles of rows share a cache through L2, arithmetic bounds: 128 keys in one slot, since wgmma of fewer
+  for each warpgroup waits for shared memory; a chunk is refilled as soon as its values are added, while the others still
+  are. Where memory bounds, or pages are short: two slots, so that one is always on its way.
 
   Args:
+    rows: queries that share a cache, s_q * heads.
     block: keys that lie one after another: of a page, or any large number.
   """
-  return MlaTiling(128, 4, 1) if block % 128 == 0 else MlaTiling(math.gcd(block, 64), 1, 2)
+  return MlaTiling(128, 4, 1) if rows > _ROWS and block % 128 == 0 else MlaTiling(math.gcd(block, 64), 1, 2)
 
 
 def mla_decode_kernel(starts, owners, q, cache, lengths, table, out, residual, partial, partial_lse, *, tiling, scale,
@@ -78,7 +80,7 @@ def mla_decode_kernel(starts, owners, q, cache, lengths, table, out, residual, p
         tt.gemm(q_s.at[:, chunk], s.T, logits, policy=tt.FULL_COL)
       with tt.when(keys.is_edge(j, stop, page)):
         logits[...] = tt.where(keys.seen(j, stop, page, i * _ROWS, _ROWS), logits[...], -jnp.inf)
-      new = tt.maximum(top[...], tt.max(logits[...], axis=1))
+      new = running_top(top[...], tt.max(logits[...], axis=1), c)
       base = tt.where(new == -jnp.inf, 0, new) * c         # a row that has seen no key yet
       alpha = tt.exp2(top[...] * c - base, approximate=True)
       w = tt.exp2(logits[...] * c - base[:, None], approximate=True)
@@ -112,7 +114,7 @@ def mla_decode(query: jax.Array, cache: jax.Array, lengths: jax.Array, *, scale:
       16, better of 128.
     lengths: int32 [b], of the sequences, the last s_q tokens included. Taken as 0 or more, and at most s (or
       max_pages * page_size). What lies past them is not used, whatever it is.
-    scale: of the logits. 1 / sqrt(192) for DeepSeek-V2 and V3: that of their heads before weights were absorbed.
+    scale: of the logits, above 0. 1 / sqrt(192) for DeepSeek-V2 and V3: that of heads before weights were absorbed.
     block_table: int32 [b, max_pages]: the page that holds keys i * page_size to (i + 1) * page_size of sequence b is
       block_table[b, i]. An entry below 0, or of `pages` or more, is a page whose keys are not seen.
     is_causal: query i sees the keys before lengths - s_q + i + 1; else all before lengths.
@@ -140,11 +142,20 @@ def mla_decode(query: jax.Array, cache: jax.Array, lengths: jax.Array, *, scale:
   """
   b, t, heads, _ = _check_operands(query, cache)
   check_cache("mla_decode", b, cache, lengths, block_table)
-  tiling = choose_mla_tiling(1024 if block_table is None else cache.shape[1])
+  check_scale("mla_decode", scale)
+  tiling = choose_mla_tiling(t * heads, 1024 if block_table is None else cache.shape[1])
+  return mla_decode_tiled(query, cache, lengths, block_table, tiling, scale=scale, is_causal=is_causal,
+                          residual=return_residual)
+
+
+def mla_decode_tiled(query: jax.Array, cache: jax.Array, lengths: jax.Array, table: jax.Array | None,
+                     tiling: MlaTiling, *, scale: float, is_causal: bool = True, residual: bool = False) -> Any:
+  """`mla_decode` of operands that fit, with a tiling."""
+  t, heads = query.shape[1:3]
   kernel = functools.partial(mla_decode_kernel, tiling=tiling, scale=float(scale),
                              sight=Sight(t if is_causal else 1, heads))
-  return split_attention("mla_decode", kernel, query, (cache,), lengths, block_table, heads=1, width=LATENT, bm=_ROWS,
-                         block=tiling.bn, warpgroups=2, residual=return_residual)
+  return split_attention("mla_decode", kernel, query, (cache,), lengths, table, heads=1, width=LATENT, bm=_ROWS,
+                         block=tiling.bn, warpgroups=2, residual=residual)
 
 
 def mla_decode_reference(query: jax.Array, cache: jax.Array, lengths: jax.Array, *, scale: float,
