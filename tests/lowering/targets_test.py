@@ -222,7 +222,7 @@ def test_shared_memory_is_the_targets():
 
 # ---- numbers, and machine code
 
-CASES = ("matmul_forms-nn", "matmul_forms-tt", "matmul_persistent-nn", "matmul_stages-5", "matmul_policies-SQUARE",
+CASES = ("matmul_forms-nn", "matmul_forms-tt", "matmul_stages-5", "matmul_policies-SQUARE",
          "matmul_rows_tma_cannot_take-33x40x77", "a_operand_in_registers-1", "operands_written_by_threads",
          "two_gemms_in_a_loop", "a_product_of_a_product-2xFULL_ROW", "batches_with_an_epilogue", "ragged_groups-30x70")
 

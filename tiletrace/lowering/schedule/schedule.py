@@ -13,7 +13,7 @@ from tiletrace.core.errors import ResourceError
 from tiletrace.core.graph import Block, Eqn, TileGraph, Var, walk
 from tiletrace.core.ops import memory
 from tiletrace.core.simplify import simplify
-from tiletrace.core.types import Space
+from tiletrace.core.types import RefType, Space
 from tiletrace.lowering.facts import Facts
 from tiletrace.lowering.hazards import unordered
 from tiletrace.lowering.layouts.relation import Layout
@@ -32,6 +32,7 @@ from tiletrace.lowering.schedule.grid import lower_ids, place_on_grid
 from tiletrace.lowering.schedule.late import LateReductions
 from tiletrace.lowering.schedule.mail import Mailbox, Phase, send_all
 from tiletrace.lowering.schedule.multicast import shared_copies
+from tiletrace.lowering.schedule.multistage import Multistage, find_ahead, fitting_stages
 from tiletrace.lowering.schedule.producer import Producer, copied_from_written, ring_slice
 from tiletrace.lowering.schedule.program import Program
 from tiletrace.lowering.schedule.reductions import ReductionLowering
@@ -119,7 +120,7 @@ class _Scheduler:
     graph = self.graph.replace(body=body)
     self.order = self._order(graph)
     if self.target.lacks("sm_90"):
-      return self._single(graph)
+      return self._multistage(graph)
     rings, notes = find_rings(graph, self._fillable)
     refusal = self._refusal(graph, rings)
     if refusal is not None and any(r.by_threads for r in rings):
@@ -187,10 +188,7 @@ class _Scheduler:
                  shared: dict[Eqn, tuple[int, ...]]) -> RingResources:
     buffers = {}
     for v in ring.buffers:
-      shape = (ring.slots, *v.type.shape)  # type: ignore[union-attr]
-      new = head.alloc(Space.SHARED, shape, v.type.dtype, v.hint or "buffer")  # type: ignore[union-attr]
-      self.layouts[new] = stack(self.layouts[v], ring.slots, v.type.dtype.itemsize * 8)  # type: ignore[union-attr]
-      buffers[v] = new
+      buffers[v] = self._stacked(head, v, ring.slots)
     full = head.alloc_barrier(ring.slots, ring.by_tma + ring.by_threads, "full")
     multicast = {c: shared[c] for s in ring.segments for c in s.copies if c in shared}
     readers = consumers * (self.graph.options.cluster_size if multicast else 1)
@@ -317,10 +315,48 @@ class _Scheduler:
 
   # ---- all threads do everything
 
-  def _single(self, graph: TileGraph) -> tuple[TileGraph, int]:
-    """No producer: copies run in the threads that compute, one slot each."""
+  def _multistage(self, graph: TileGraph) -> tuple[TileGraph, int]:
+    """No producer: the threads that compute copy ahead, as many stages as fit."""
+    rings, notes = find_rings(graph, self._fillable)
+    ahead, refusals = find_ahead(graph, rings)
+    self.notes += notes + refusals
+    slots: dict[Var, Var] = {}
+
+    def fits(stages: int) -> bool:
+      slots.clear()
+      head = Builder(graph.loc)
+      for v in dict.fromkeys(v for a in ahead for v in a.buffers):
+        depth = min(stages, max(a.stages for a in ahead if v in a.buffers))
+        slots[v] = self._stacked(head, v, depth)
+      self.allocs = [a for a in allocs if a.outvars[0] not in slots] + head.eqns
+      head.eqns = self.allocs
+      return self._shared_bytes(head) < self.target.smem_bytes
+
+    allocs = self.allocs
+    stages = fitting_stages(ahead, fits)
+    if stages == 1:
+      self.allocs, ahead = allocs, []
+    for a in ahead:
+      kept = min(stages, a.stages)
+      self.notes.append(f"{a.loop.loc.short()}  the threads copy {kept - 1} iterations ahead: {kept} slots of "
+                        f"{', '.join(v.hint or 'buffer' for v in a.buffers)}")
+      if kept < a.stages:
+        self.notes.append(f"{a.loop.loc.short()}  {kept} stages instead of {a.stages}: more do not fit in the "
+                          f"{self.target.smem_bytes} bytes of {self.target.name}")
+    body = Multistage(ahead, slots, stages, self.facts).block(graph.body) if ahead else graph.body
+    return self._single(graph.replace(body=body), set(slots.values()) if ahead else set())
+
+  def _stacked(self, head: Builder, v: Var, slots: int) -> Var:
+    """A buffer with a leading dimension of slots, allocated."""
+    assert isinstance(v.type, RefType)
+    new = head.alloc(Space.SHARED, (slots, *v.type.shape), v.type.dtype, v.hint or "buffer")
+    self.layouts[new] = stack(self.layouts[v], slots, v.type.dtype.itemsize * 8)
+    return new
+
+  def _single(self, graph: TileGraph, slots: Set[Var] = frozenset()) -> tuple[TileGraph, int]:
+    """No producer: copies run in the threads that compute, one slot each, but for `slots`, which keep their order."""
     head = Builder(graph.loc)
-    own = self._place_allocs(head, set())
+    own = self._place_allocs(head, set()) - slots
     expand, staging = self._epilogue(head, graph.body, graph.options.warpgroups)
     rewriter = Consumer([], {}, graph.options.warpgroups, self.facts)
     work = self._ordered(expand(self._rescaled(rewriter.block(graph.body))), graph, own)

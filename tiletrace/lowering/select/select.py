@@ -87,10 +87,10 @@ def _block(block: Block, ctx: SelectContext, choices: list[Choice]) -> Block:
 
 def demote_copies(block: Block, ctx: SelectContext, notes: list[str]) -> Block:
   """Copies that were to go to a producer, made by the threads that compute: cp.async (waited for at once) or vectors.
-  """
+  Those that run ahead are scheduled already."""
   eqns: list[Eqn] = []
   for eqn in block.eqns:
-    if eqn.primitive.name == "copy":
+    if eqn.primitive.name == "copy" and not eqn.params.get("ahead"):
       eqns += copy_by_threads(eqn, ctx, notes)
     else:
       eqns.append(eqn.replace(blocks=tuple(demote_copies(b, ctx, notes) for b in eqn.blocks)) if eqn.blocks else eqn)
