@@ -37,8 +37,8 @@ class MlaTiling:
 
 def choose_mla_tiling(rows: int, block: int) -> MlaTiling:
   """Where several tiles of rows share a cache through L2, arithmetic bounds: 128 keys in one slot, since wgmma of fewer
-  for each warpgroup waits for shared memory; a chunk is refilled as soon as its values are added, while the others still
-  are. Where memory bounds, or pages are short: two slots, so that one is always on its way.
+  for each warpgroup waits for shared memory; a chunk is refilled once its values are added, while others still are.
+  Where memory bounds, or pages are short: two slots, so that one is always on its way.
 
   Args:
     rows: queries that share a cache, s_q * heads.
