@@ -32,6 +32,13 @@ def test_the_first_kernel_scales_rows(programs):
   assert_close(programs["scale"](x, s), x.astype(np.float64) * s[:, None], "elementwise")
 
 
+@pytest.mark.parametrize("m, n", [(1, 8), (100, 40), (64, 72)])
+def test_the_kernel_of_any_size_sums_rows(programs, m, n):
+  x = rng.standard_normal((m, n)).astype(jnp.bfloat16)
+
+  assert_close(programs["sum_of_rows"](x), x.astype(np.float64).sum(0), "reduce")
+
+
 def test_the_explicit_kernel_assembles_without_spills(programs):
   shape = jax.ShapeDtypeStruct((512, 512), jnp.bfloat16)
   kernel = functools.partial(programs["matmul_ws_kernel"], bm=128, bn=256, bk=64, num_stages=4)

@@ -146,7 +146,7 @@ class TileProgram:
     """The graph with the sizes of this call."""
     return specialise(self.graph, dict(self.sizes)) if self.sizes else self.graph
 
-  @functools.cached_property
+  @property
   def grid(self) -> tuple[Any, ...]:
     """Programs along each axis, at this call."""
     return tuple(extent_at(n, dict(self.sizes)) for n in self.graph.options.grid)
@@ -207,6 +207,9 @@ class TileProgram:
       ResourceError: more programs than a launch takes.
       LoweringError: the kernel distributes its work over the launch by itself.
     """
+    if export.is_symbolic_dim(size):
+      raise TileTypeError(f"{self.name}: jax.vmap over a batch of the symbolic size {size}", loc=user_loc(),
+                          hint="give the kernel an axis and dynamic_shapes a name for it, or export a batch of numbers")
     key = (size, batched)
     if key not in self._batches:
       programs = size * math.prod(self.grid)
@@ -220,14 +223,12 @@ class TileProgram:
     return self._batches[key]
 
   def image(self, target: str) -> KernelImage:
-    """The compiled kernel: from memory, from the disk cache, or compiled now; for the sizes of this call.
+    """The compiled kernel: from memory, from the disk cache, or compiled now. For the sizes of this call, if they are
+    numbers.
 
     Args:
       target: where the options name none.
     """
-    if self.is_symbolic:
-      raise LoweringError(f"{self.name} has symbolic sizes, and a launch needs numbers", loc=self.graph.loc,
-                          hint="export with concrete shapes")
     where, options = pipeline.resolve(None, self.options, target)
     if where.name not in self._images:
       self._images[where.name] = compile_image(self.graph, where, options)
@@ -304,10 +305,10 @@ def _size_sources(graph: TileGraph) -> tuple[SizeSource, ...]:
   for i, var in enumerate(graph.invars):
     for d, n in enumerate(var.shape):
       if isinstance(n, Size):
-        found.setdefault(n.names[0], SizeSource(n.names[0], i, d, n.factor))
+        found.setdefault(n.names[0], SizeSource(n.names[0], i, d, n.factor, n.most // n.factor))
   for axis, n in enumerate(graph.options.grid):
     if isinstance(n, Size):
-      found[n.names[0]] = SizeSource(n.names[0], None, axis, n.factor)
+      found[n.names[0]] = SizeSource(n.names[0], None, axis, n.factor, n.most // n.factor)
   return tuple(found[name] for name in graph.size_names)
 
 

@@ -91,6 +91,8 @@ class Program:
   aliases: tuple[tuple[int, int], ...] = ()
   backend: str | None = None
   recorders: tuple[()] = ()
+  is_symbolic: bool = False
+  grid: tuple[int, ...] = (1,)
 
   @property
   def name(self) -> str:

@@ -8,14 +8,10 @@ namespace {
 int64_t shift = 0;  // added to every operand's address
 
 ffi::Error ExecuteOnHost(Kernel* kernel, ffi::RemainingArgs inputs, ffi::RemainingRets outputs) {
-  std::vector<void*> operands;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    operands.push_back(static_cast<char*>(inputs.get<ffi::AnyBuffer>(i)->untyped_data()) + shift);
-  }
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    operands.push_back(static_cast<char*>((*outputs.get<ffi::AnyBuffer>(i))->untyped_data()) + shift);
-  }
-  return kernel->Launch(nullptr, operands, inputs.size());
+  Operands operands{{}, {}, inputs.size()};
+  for (size_t i = 0; i < inputs.size(); ++i) operands.Add(*inputs.get<ffi::AnyBuffer>(i), shift);
+  for (size_t i = 0; i < outputs.size(); ++i) operands.Add(**outputs.get<ffi::AnyBuffer>(i), shift);
+  return kernel->Launch(nullptr, operands);
 }
 
 XLA_FFI_DEFINE_HANDLER(kExecuteOnHost, ExecuteOnHost,

@@ -47,6 +47,21 @@ def test_a_tensor_map_without_extent_is_not_encoded(scenarios):
   assert _launch(scenarios, "no extent").endswith("params 0x0")
 
 
+def test_sizes_strides_and_the_grid_are_those_of_the_call_s_arrays(scenarios):
+  text = scenarios["xla"]["any size"]
+  assert "encode 7 0 1 2 0 | 8 4 | 128 | 8/1 2/1" in text
+  assert "launch grid 48 1 1" in text and text.endswith("params OUTPUT 8 2 INPUT+16\n")
+
+
+def test_one_exported_program_of_symbolic_shapes_launches_for_every_size(scenarios):
+  if scenarios["exported"] is None:
+    pytest.skip("needs ptxas")
+  assert scenarios["exported"] == [
+      "encode 7 0 3 3 0 | 4 1 | 16 | 32/1 64/1; launch grid 1 1 1 params 1 1 1",
+      "encode 7 0 3 3 0 | 64 100 | 256 | 32/1 64/1; launch grid 2 1 1 params 100 16 2",
+      "encode 7 0 3 3 0 | 200 300 | 800 | 32/1 64/1; launch grid 5 1 1 params 300 50 5"]
+
+
 def test_an_empty_grid_launches_nothing(scenarios):
   assert "launch" not in scenarios["xla"]["empty"] + scenarios["direct"]["empty"]
 
@@ -87,6 +102,13 @@ def test_a_failure_names_the_kernel_its_line_and_the_cause(scenarios, launcher, 
     ("map cut short", "attribute 'tensor_maps': cut short"),
     ("unknown parameter", "attribute 'params': unknown kind, or no such tensor map"),
     ("no such map", "attribute 'params': unknown kind, or no such tensor map"),
+    ("no such product", "attribute 'grid': three extents are expected"),
+    ("products cut short", "attribute 'products': cut short"),
+    ("no such size", "attribute 'products': no such size"),
+    ("no such product of a map", "attribute 'tensor_maps': no such product"),
+    ("no such dimension", "the image reads a dimension that the call does not have"),
+    ("no multiple", "dimension 0 of input 0 is 4, no multiple of 3"),
+    ("too large", "dimension 0 of input 0 is 4, which is not from 1 to 3"),
     ("no such operand", "the image refers to more operands than the 2 of the call"),
     ("unknown target", "unknown target 'gfx90a'")])
 def test_a_bad_attribute_is_named(scenarios, name, text):

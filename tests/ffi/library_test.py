@@ -83,6 +83,7 @@ def test_a_missing_library_is_explained_with_the_build_command(unbuilt):
 def test_lowering_for_cuda_without_the_library_is_refused(unbuilt):
   class Program:
     name, source, fingerprint, aliases, backend, recorders = "copy", "copy.py:3", "c0", (), None, ()
+    is_symbolic, grid = False, (1,)
     in_avals = out_avals = (((4,), jax.numpy.dtype("float32")),)
 
     def interpret(self, x: jax.Array) -> list[jax.Array]:
@@ -105,7 +106,7 @@ def test_a_damaged_library_is_refused(unbuilt):
 def test_a_library_of_another_schema_is_refused(host_handler, unbuilt, monkeypatch):
   monkeypatch.setattr(library, "PATH", host_handler)
   monkeypatch.setattr(library, "SCHEMA", 7)
-  with pytest.raises(LaunchError, match="reads attributes of version 1, this tiletrace writes 7"):
+  with pytest.raises(LaunchError, match="reads attributes of version 2, this tiletrace writes 7"):
     library.load()
 
 

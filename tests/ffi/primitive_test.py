@@ -36,6 +36,8 @@ class Triple:
   aliases: tuple[tuple[int, int], ...] = ()
   backend: str | None = None
   recorders: tuple[()] = ()
+  is_symbolic: bool = False
+  grid: tuple[int, ...] = (1,)
   interpretations: list[Any] = dataclasses.field(default_factory=list, compare=False)
 
   def __repr__(self) -> str:

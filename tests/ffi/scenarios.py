@@ -17,12 +17,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import export
 
-from tiletrace.core.errors import LaunchError
-from tiletrace.ffi import launch
-from tiletrace.ffi.image import KernelImage, TensorMapSpec
+import tiletrace as tt
+from tiletrace.core.errors import AssembleError, LaunchError
+from tiletrace.core.types import Size
+from tiletrace.ffi import launch, library
+from tiletrace.ffi.image import KernelImage, SizeSource, TensorMapSpec
+from tiletrace.ffi.primitive import export_checks
 
-KINDS = {"operand": "p", "tensormap": "t", "scalar_i32": "i"}
+KINDS = {"operand": "p", "tensormap": "t", "scalar_i32": "i", "size": "i"}
 
 MAP = TensorMapSpec(operand=0, dtype="float32", dims=(8, 4), strides=(32,), box=(8, 2), swizzle=32, l2_promotion=128,
                     offset_bytes=16)
@@ -31,6 +35,12 @@ PLAIN = KernelImage(name="triple", cubin=b"\x7fELFplain\0", grid=(3, 1, 1), bloc
                     source="triple.py:8", fingerprint="1a6cfb4d")
 MAPPED = dataclasses.replace(PLAIN, cubin=b"\x7fELFmapped", tensor_maps=(MAP, dataclasses.replace(MAP, operand=1)),
                              params=(("tensormap", 1), ("operand", 1), ("tensormap", 0)))
+M, N = Size(("m",)), Size(("n",))
+ANY_SIZE = dataclasses.replace(
+    PLAIN, cubin=b"\x7fELFsizes", grid=(M * N * 3, 1, 1),
+    sizes=(SizeSource("m", 0, 0, 2, 100), SizeSource("n", 1, 1, 1, 100)),
+    params=(("operand", 1), ("size", 1), ("size", 0), ("tensormap", 0)),
+    tensor_maps=(dataclasses.replace(MAP, dims=(N, M * 2), strides=(N * 16,)),))
 IMAGES = {
     "plain": PLAIN,
     "mapped": MAPPED,
@@ -44,6 +54,7 @@ IMAGES = {
     "clusters": dataclasses.replace(PLAIN, grid=(4, 6, 1), cluster=(2, 3, 1)),
     "large cluster": dataclasses.replace(PLAIN, grid=(16, 1, 1), cluster=(16, 1, 1)),
     "empty": dataclasses.replace(PLAIN, grid=(0, 1, 1)),
+    "any size": ANY_SIZE,
 }
 FAILING = {
     "older GPU": (PLAIN, 80, ""),
@@ -54,6 +65,21 @@ FAILING = {
     "no launch": (PLAIN, 90, "cuLaunchKernelEx"),
     "no map": (MAPPED, 90, "cuTensorMapEncodeTiled"),
 }
+
+
+def _sums_kernel(x, y):
+  x_s, r = tt.alloc_shared((64, 32), x.dtype), tt.block(tt.program_id(0), 64)
+  total = tt.alloc_fragment((64, 32), jnp.float32)
+  total[...] = 0
+  for k in tt.pipelined(tt.cdiv(x.shape[1], 32), num_stages=2):
+    tt.copy(x.at[r, tt.block(k, 32)], x_s)
+    total[...] += x_s[...]
+  y[r] = tt.sum(total[...], axis=1)
+
+
+def _sums_of_rows(x):
+  return tt.tile_call(_sums_kernel, jax.ShapeDtypeStruct(x.shape[:1], x.dtype), grid=(tt.cdiv(x.shape[0], 64),),
+                      dynamic_shapes=("m, 4*n", "m"))(x)
 
 
 class Scenarios:
@@ -93,7 +119,8 @@ class Scenarios:
 
   def direct(self, image: KernelImage) -> str:
     source, out = launch.upload(np.asarray(self.x)), launch.empty((4, 8), np.float32)
-    launch.Launcher(image)(source.pointer, out.pointer)
+    sizes = {s.name: self.x.shape[s.dim] // s.factor for s in image.sizes}
+    launch.Launcher(image)(source.pointer, out.pointer, sizes=sizes)
     return self.log((source.pointer, out.pointer))
 
   def run(self) -> dict[str, Any]:
@@ -109,6 +136,7 @@ class Scenarios:
         result[launcher][name] = self.error(getattr(self, launcher), image)
     launch._open.cache_clear()
     result["attributes"] = self.bad_attributes()
+    result["exported"] = self.exported()
     result["shifted"] = self.shifted()
     result["shared module"] = self.shared_module()
     result["metadata"] = self.handler.tt_execute_metadata()
@@ -128,8 +156,39 @@ class Scenarios:
         "cut short": dict(grid=np.ones(2, np.int32)), "map cut short": dict(tensor_maps=np.asarray(MAP.words()[:-1])),
         "unknown parameter": dict(params=np.asarray([9, 0])), "no such map": dict(params=np.asarray([1, 0])),
         "no such operand": dict(params=np.asarray([0, 5])),
-        "unknown target": dict(target="gfx90a")}
-    return {name: self.error(self.xla, PLAIN, **change) for name, change in changes.items()}
+        "unknown target": dict(target="gfx90a"), "no such product": dict(grid=np.asarray([-1, 1, 1], np.int32))}
+    found = {name: self.error(self.xla, PLAIN, **change) for name, change in changes.items()}
+    self.reset(ANY_SIZE)
+    changes = {
+        "products cut short": dict(products=np.asarray([1, 2, 0])),
+        "no such size": dict(products=np.asarray([1, 1, 2])),
+        "no such product of a map": dict(products=np.asarray([1, 0])),
+        "no such dimension": dict(sizes=np.asarray([0, 2, 1, 100, 1, 1, 1, 100])),
+        "no multiple": dict(sizes=np.asarray([0, 0, 3, 100, 1, 1, 1, 100])),
+        "too large": dict(sizes=np.asarray([0, 0, 1, 3, 1, 1, 1, 100]))}
+    return found | {name: self.error(self.xla, ANY_SIZE, **change) for name, change in changes.items()}
+
+  def exported(self) -> list[str] | None:
+    """A kernel exported with symbolic shapes, called with arrays of three sizes; None where there is no ptxas."""
+    call = {"instantiate": jax.ffi.pycapsule(self.handler.tt_instantiate),
+            "execute": jax.ffi.pycapsule(self.handler.tt_execute_on_host)}
+    jax.ffi.register_ffi_target(library.TARGET_OF_ANY_SIZE, call, platform="cpu")
+    m, n = export.symbolic_shape("m, n")
+    checks = [*export_checks(), export.DisabledSafetyCheck.platform()]
+    try:
+      exported = export.export(jax.jit(_sums_of_rows), platforms=["cuda"], disabled_checks=checks)(
+          jax.ShapeDtypeStruct((m, 4 * n), jnp.float32))
+    except AssembleError:
+      return None
+    exported = export.deserialize(exported.serialize())
+    out = []
+    for shape in ((1, 4), (100, 64), (300, 200)):
+      self.fake.fake_reset(b"ppiiit", 90, 100, b"")
+      jax.jit(exported.call)(jnp.zeros(shape, jnp.float32)).block_until_ready()
+      lines = self.fake.fake_log().decode().splitlines()
+      encoded, launched = (next(line for line in lines if line.startswith(what)) for what in ("encode", "launch"))
+      out.append(f"{encoded}; {launched.partition(' block')[0]} params {' '.join(launched.split()[-4:-1])}")
+    return out
 
   def shifted(self) -> dict[str, str]:
     self.reset(PLAIN)

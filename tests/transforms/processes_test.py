@@ -15,7 +15,7 @@ from jax import export
 
 import tiletrace as tt
 from tests.transforms.kernels import like, matmul_call, normal, scale_rows
-from tiletrace.core.errors import TileTypeError
+from tiletrace.core.errors import LoweringError, TileTypeError
 from tiletrace.ffi import library
 from tiletrace.ffi.primitive import bind, export_checks
 from tiletrace.stages import TileProgram, Traced
@@ -91,6 +91,33 @@ def test_export_with_symbolic_shapes_is_refused_with_the_shape():
   with pytest.raises(TileTypeError, match=r"_scale: a shape is symbolic: \(n, 5\), \(n,\)") as refused:
     export.export(jax.jit(call_scale_rows))(*(jax.ShapeDtypeStruct(s, np.float32) for s in ((n, 5), (n,))))
   assert refused.value.hint is not None and "concrete shapes" in refused.value.hint
+
+
+@built
+def test_a_kernel_of_dynamic_shapes_is_exported_with_symbolic_ones():
+  n, = export.symbolic_shape("n")
+  specs = [jax.ShapeDtypeStruct(s, np.float32) for s in ((n, 5), (n,))]
+
+  def call(x, s):
+    return tt.tile_call(_scale, like(x), grid=(tt.cdiv(x.shape[0], 4),), dynamic_shapes=("n, 5", "n", "n, 5"))(x, s)
+
+  text = export.export(jax.jit(call), platforms=["cuda"], disabled_checks=export_checks())(*specs).mlir_module()
+  assert text.count(f"custom_call @{library.TARGET_OF_ANY_SIZE}") == 1
+  with pytest.raises(LoweringError, match=r"_scale has the symbolic sizes n=n, .* jax ops .*") as refused:
+    export.export(jax.jit(call), platforms=["cpu"])(*specs)
+  assert refused.value.hint is not None and 'platforms=["cuda"]' in refused.value.hint
+  np.testing.assert_array_equal(call(X, S), X * S[:, None])
+
+
+@pytest.mark.parametrize("shapes, message", [
+    (("n, 5", "n", "n, 5"), "dimension 0 of s is m, but dimension 0 of x is n, .* the name n for both"),
+    (("2*n, 5", "m", "2*n, 5"), "dimension 0 of x is n, no multiple of 2"),
+    (("_, 5", "m", "n, 5"), "is the symbolic size n, dynamic_shapes has no name for it")])
+def test_symbolic_shapes_that_may_break_a_promise_are_refused(shapes, message):
+  m, n = export.symbolic_shape("m, n")
+  call = tt.tile_call(_scale, jax.ShapeDtypeStruct((n, 5), np.float32), grid=(2,), dynamic_shapes=shapes)
+  with pytest.raises(TileTypeError, match=message):
+    export.export(jax.jit(call), platforms=["cuda"])(*(jax.ShapeDtypeStruct(s, np.float32) for s in ((n, 5), (m,))))
 
 
 @built

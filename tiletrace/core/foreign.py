@@ -13,6 +13,11 @@ def is_jax(x: object) -> bool:
   return hasattr(x, "aval") and type(x).__module__.partition(".")[0] in ("jax", "jaxlib")
 
 
+def is_symbolic(x: object) -> bool:
+  """A symbolic dimension of jax.export, which shapes and grids outside of kernels may have."""
+  return hasattr(x, "dimension_as_value")
+
+
 def refuse_foreign(x: Any, what: str) -> NoReturn:
   """Raises the error for an object that is no tile, reference or number; `what` is e.g. "operand y of add"."""
   if not is_jax(x):

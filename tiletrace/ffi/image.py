@@ -111,7 +111,7 @@ def _factor(n: Extent) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class SizeSource:
-  """Where a call finds what a name stands for: extent `dim` of `operand`, divided by `factor`.
+  """Where a call finds what a name stands for: extent `dim` of `operand`, divided by `factor`, from 1 to `most`.
 
   `operand` is None for an axis of the grid, `dim`, in clusters of `factor`.
   """
@@ -120,6 +120,7 @@ class SizeSource:
   operand: int | None
   dim: int
   factor: int
+  most: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,21 +203,55 @@ class KernelImage:
     step = self.cluster[0] if self.cluster else 1
     return (min(self.grid[0], max(step, num_sms // step * step)), 1, 1)
 
+  def with_grid_operand(self, index: int) -> KernelImage:
+    """The image of a call that has one more operand, of no bytes: at `index`, with the shape (0, *grid).
+
+    Under jax.export symbolic extents of a grid are numbers nowhere but in shapes, which the launcher sees.
+    """
+    def moved(i: int) -> int:
+      return i + (i >= index)
+
+    params: list[Param] = [(kind, moved(v) if kind == "operand" else v) for kind, v in self.params]
+    sizes = (dataclasses.replace(s, operand=index, dim=s.dim + 1) if s.operand is None else
+             dataclasses.replace(s, operand=moved(s.operand)) for s in self.sizes)
+    return dataclasses.replace(
+        self, params=tuple(params), sizes=tuple(sizes),
+        tensor_maps=tuple(dataclasses.replace(m, operand=moved(m.operand)) for m in self.tensor_maps))
+
+  def _numbers(self) -> dict[str, Any]:
+    """The grid and the tensor maps. Of dynamic shapes -1 - i is the i-th of the products: factor, count, sizes."""
+    maps: list[Any] = [w for spec in self.tensor_maps for w in spec.words()]
+    sizes = dict.fromkeys(n for n in (*self.grid, *maps) if isinstance(n, Size))
+    products: dict[Any, int] = {n: -1 - i for i, n in enumerate(sizes)}
+    numbers = {"grid": np.asarray([products.get(n, n) for n in self.grid], np.int32),
+               "tensor_maps": np.asarray([products.get(n, n) for n in maps], np.int64)}
+    if not self.sizes:
+      return numbers
+    assert all(s.operand is not None for s in self.sizes), f"{self}: no operand has the grid"
+    index = {s.name: i for i, s in enumerate(self.sizes)}
+    return {**numbers,
+            "sizes": np.asarray([w for s in self.sizes for w in (s.operand, s.dim, s.factor, s.most)], np.int64),
+            "products": np.asarray([w for n in sizes for w in (n.factor, len(n.names), *(index[x] for x in n.names))],
+                                   np.int64)}
+
   def attributes(self) -> dict[str, Any]:
-    """The attributes of the XLA custom call, in the types its decoder demands (int32 and int64 are distinct)."""
+    """The attributes of the XLA custom call, in the types its decoder demands (int32 and int64 are distinct).
+
+    Of dynamic shapes `at` gives those of one call, where its sizes are known; else the launcher reads them from the
+    operands' shapes (`with_grid_operand`).
+    """
     return {
         "kernel": self.name,
         "source": self.source,
         "fingerprint": self.fingerprint,
         "target": self.target,
         "cubin": self.cubin,
-        "grid": np.asarray(self.grid, np.int32),
         "block": np.int32(self.block),
         "cluster": np.asarray(self.cluster or (0, 0, 0), np.int32),
         "smem_bytes": np.int32(self.smem_bytes),
         "persistent": self.persistent,
         "params": np.asarray([w for kind, v in self.params for w in (_PARAM_KINDS.index(kind), v)], np.int64),
-        "tensor_maps": np.asarray([w for spec in self.tensor_maps for w in spec.words()], np.int64),
+        **self._numbers(),
     }
 
   def to_bytes(self) -> bytes:

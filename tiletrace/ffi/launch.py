@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -133,26 +133,29 @@ class Launcher:
           "cannot have clusters of more than 8 CTAs")
     self._config = self._launch_config()
 
-  def __call__(self, *operands: int, stream: int = 0) -> None:
+  def __call__(self, *operands: int, stream: int = 0, sizes: Mapping[str, int] | None = None) -> None:
     """Launches, asynchronously.
 
     Args:
       *operands: device addresses of the inputs, then of the outputs (an aliased output repeats its input's).
       stream: a CUstream handle; 0 is the default stream.
+      sizes: of an image of dynamic shapes, what its names stand for, the grid's axes among them.
 
     Raises:
       LaunchError: an address that is not a multiple of 16 bytes, or the driver refuses the launch.
     """
-    if 0 in self.image.grid:      # CUDA refuses an empty grid
+    image = self.image.at(sizes) if sizes else self.image
+    if 0 in image.grid:           # CUDA refuses an empty grid
       return
     for i, address in enumerate(operands):
       if address % OPERAND_ALIGNMENT:
         raise LaunchError(f"{self._where}: operand {i} starts at {address:#x}, which is not a multiple of 16 bytes")
-    values = self._values(operands)
+    values = self._values(image, operands)
     arguments = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
+    self._config.gridDimX, self._config.gridDimY, self._config.gridDimZ = image.launch_grid(self.device.num_sms)
     self._config.hStream = stream
     self._check(cuda.cuLaunchKernelEx(self._config, self._function, ctypes.addressof(arguments), 0),
-                f"launch of grid {self.image.launch_grid(self.device.num_sms)} by {self.image.block} threads, cluster "
+                f"launch of grid {image.launch_grid(self.device.num_sms)} by {self.image.block} threads, cluster "
                 f"{self.image.cluster}, {self.image.smem_bytes} bytes")
 
   def _check(self, result: tuple[Any, ...], what: str) -> Any:
@@ -160,7 +163,6 @@ class Launcher:
 
   def _launch_config(self) -> Any:
     config = cuda.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = self.image.launch_grid(self.device.num_sms)
     config.blockDimX, config.blockDimY, config.blockDimZ = self.image.block, 1, 1
     config.sharedMemBytes = self.image.smem_bytes
     if self.image.cluster:
@@ -172,14 +174,15 @@ class Launcher:
       config.attrs, config.numAttrs = [attribute], 1
     return config
 
-  def _values(self, operands: tuple[int, ...]) -> list[Any]:
+  def _values(self, image: KernelImage, operands: tuple[int, ...]) -> list[Any]:
     """The value of each parameter, as the kernel reads it."""
+    assert not image.sizes, f"{image}: sizes= is missing"
     values: list[Any] = []
-    for kind, value in self.image.params:
+    for kind, value in image.params:
       if kind == "operand":
         values.append(ctypes.c_uint64(operands[value]))
       elif kind == "tensormap":
-        values.append(self._encode(self.image.tensor_maps[value], operands))
+        values.append(self._encode(image.tensor_maps[value], operands))
       else:
         values.append(ctypes.c_int32(value))
     return values

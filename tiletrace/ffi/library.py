@@ -16,7 +16,8 @@ from tiletrace.core.errors import LaunchError
 
 # Exported programs call the target by name: a change of the attributes needs a new one, beside the old.
 TARGET = "tiletrace_launch_v1"
-SCHEMA = 1
+TARGET_OF_ANY_SIZE = "tiletrace_launch_of_any_size_v1"
+SCHEMA = 2
 
 PATH = pathlib.Path(__file__).with_name("libtiletrace_ffi.so")
 BUILD_COMMAND = "cmake -S . -B build && cmake --build build"
@@ -57,11 +58,12 @@ def register() -> None:
     LaunchError: as `load`.
   """
   library = load()
-  jax.ffi.register_ffi_target(TARGET, {
-      "instantiate": jax.ffi.pycapsule(library.tt_instantiate),
-      "prepare": jax.ffi.pycapsule(library.tt_prepare),
-      "execute": jax.ffi.pycapsule(library.tt_execute),
-  }, platform="CUDA")
+  for target in (TARGET, TARGET_OF_ANY_SIZE):
+    jax.ffi.register_ffi_target(target, {
+        "instantiate": jax.ffi.pycapsule(library.tt_instantiate),
+        "prepare": jax.ffi.pycapsule(library.tt_prepare),
+        "execute": jax.ffi.pycapsule(library.tt_execute),
+    }, platform="CUDA")
 
 
 def register_at_import() -> None:

@@ -46,6 +46,8 @@ class Program(Protocol):
     in_avals: (shape, dtype) of each operand.
     out_avals: (shape, dtype) of each result.
     aliases: (input, output) pairs that share memory.
+    is_symbolic: whether sizes are symbolic dimensions of jax.export: then `image` has them as sizes of any call.
+    grid: programs along each axis, numbers or symbolic.
     recorders: where the kernel is debugged or profiled, what its image has as more operands and results.
     backend: "xla" and "sim" run `interpret` on every platform; None compiles where a compiler backend exists.
   """
@@ -64,6 +66,10 @@ class Program(Protocol):
   def aliases(self) -> tuple[tuple[int, int], ...]: ...
   @property
   def backend(self) -> str | None: ...
+  @property
+  def is_symbolic(self) -> bool: ...
+  @property
+  def grid(self) -> tuple[Any, ...]: ...
   @property
   def recorders(self) -> Sequence[Recorder]: ...
 
@@ -131,7 +137,7 @@ def bind(program: Program, *operands: jax.Array) -> list[jax.Array]:
 
 def export_checks() -> list[export.DisabledSafetyCheck]:
   """What `jax.export.export(..., disabled_checks=)` needs to export a program that holds tile calls for CUDA."""
-  return [export.DisabledSafetyCheck.custom_call(library.TARGET)]
+  return [export.DisabledSafetyCheck.custom_call(target) for target in (library.TARGET, library.TARGET_OF_ANY_SIZE)]
 
 
 def _varying_axes(aval: Any) -> frozenset[str]:
@@ -196,10 +202,23 @@ def _lower_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, program: Program)
   if program.backend is not None:
     return _lower_interpreted(ctx, *operands, program=program)
   library.register()
+  if program.is_symbolic:
+    return mlir.lower_fun(functools.partial(_call_of_any_size, program), multiple_results=True)(ctx, *operands)
   if program.recorders:
     return mlir.lower_fun(functools.partial(_call_that_records, program), multiple_results=True)(ctx, *operands)
   rule = jax.ffi.ffi_lowering(library.TARGET, operand_output_aliases=dict(program.aliases))
   return rule(ctx, *operands, **program.image(default_target()).attributes())
+
+
+def _call_of_any_size(program: Program, *operands: jax.Array) -> list[jax.Array]:
+  """The custom call of symbolic sizes: one more operand, of no bytes, tells the grid in its shape."""
+  if program.recorders:
+    raise LoweringError(f"{program.name} ({program.source}) is debugged or profiled, and has symbolic sizes",
+                        hint="export without, or with concrete shapes")
+  results = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in program.out_avals]
+  call = jax.ffi.ffi_call(library.TARGET_OF_ANY_SIZE, results, input_output_aliases=dict(program.aliases))
+  image = program.image(DEFAULT_TARGET).with_grid_operand(len(operands))
+  return list(call(*operands, jnp.zeros((0, *program.grid), np.int8), **image.attributes()))
 
 
 def _call_that_records(program: Program, *operands: jax.Array) -> list[jax.Array]:

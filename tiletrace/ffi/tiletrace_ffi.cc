@@ -25,24 +25,59 @@ namespace tiletrace {
 namespace ffi = ::xla::ffi;
 using ffi::ErrorCode;
 
-constexpr int kSchemaVersion = 1;  // of the attributes; library.py checks it
+constexpr int kSchemaVersion = 2;  // of the attributes; library.py checks it
 constexpr int kMaxRank = 5;
 constexpr int kPortableClusterSize = 8;
 constexpr uintptr_t kOperandAlignment = 16;  // TMA's base addresses, and the widest vector access
 
 // The order is that of _PARAM_KINDS in image.py.
-enum class ParamKind : int64_t { kOperand = 0, kTensorMap = 1, kScalarI32 = 2 };
+enum class ParamKind : int64_t { kOperand = 0, kTensorMap = 1, kScalarI32 = 2, kSize = 3 };
 
 struct Param {
   ParamKind kind;
   int32_t value;
 };
 
+// Numbers below 0 are products of sizes: -1 - i is the i-th.
 struct TensorMapSpec {
   int64_t operand, offset_bytes;
   int dtype, rank, swizzle, l2_promotion;
-  uint64_t dims[kMaxRank], strides[kMaxRank];
+  int64_t dims[kMaxRank], strides[kMaxRank];
   uint32_t box[kMaxRank];
+};
+
+// A number that each call decides: extent `dim` of `operand`, divided by `factor`, from 1 to `most`.
+struct SizeSource {
+  int64_t operand, dim, factor, most;
+};
+
+struct Product {
+  int64_t factor;
+  std::vector<int64_t> sizes;
+};
+
+// The operands of a call, inputs first.
+struct Operands {
+  std::vector<void*> addresses;
+  std::vector<ffi::Span<const int64_t>> shapes;
+  size_t num_inputs;
+
+  void Add(ffi::AnyBuffer buffer, int64_t shift = 0) {
+    addresses.push_back(static_cast<char*>(buffer.untyped_data()) + shift);
+    shapes.push_back(buffer.dimensions());
+  }
+
+  std::string Name(size_t i) const {
+    return i < num_inputs ? "input " + std::to_string(i) : "output " + std::to_string(i - num_inputs);
+  }
+};
+
+// What the numbers of an image are at one call.
+struct Numbers {
+  std::vector<int32_t> sizes;
+  std::vector<int64_t> products;
+
+  int64_t operator()(int64_t n) const { return n < 0 ? products[-1 - n] : n; }
 };
 
 // A cubin, loaded into each CUDA context that runs it. Shared by all call sites with the same code.
@@ -173,28 +208,36 @@ struct Kernel {
   bool persistent;
   std::vector<Param> params;
   std::vector<TensorMapSpec> tensor_maps;
+  std::vector<SizeSource> sizes;
+  std::vector<Product> products;
   std::shared_ptr<Module> module;
 
   ffi::Error Fail(ErrorCode code, const std::string& what) const { return ffi::Error(code, where + ": " + what); }
 
   ffi::Error Load(Module::Loaded* out) const { return module->Load(where, target, out); }
 
-  // `operands` are the addresses of the inputs, then of the outputs.
-  ffi::Error Launch(CUstream stream, std::vector<void*>& operands, size_t num_inputs) const {
-    if (grid[0] == 0 || grid[1] == 0 || grid[2] == 0) return ffi::Error::Success();  // CUDA refuses an empty grid
+  ffi::Error Launch(CUstream stream, Operands& operands) const {
+    Numbers number;
+    if (ffi::Error e = Count(operands, &number); e.failure()) return e;
+    const int64_t ctas = number(grid[0]);
+    if (ctas == 0 || grid[1] == 0 || grid[2] == 0) return ffi::Error::Success();  // CUDA refuses an empty grid
+    if (ctas > INT32_MAX) {
+      return Fail(ErrorCode::kInvalidArgument, "a grid of " + std::to_string(ctas) + " programs, more than 2**31 - 1");
+    }
     Module::Loaded loaded;
     if (ffi::Error e = Load(&loaded); e.failure()) return e;
-    if (ffi::Error e = CheckOperands(operands, num_inputs); e.failure()) return e;
+    if (ffi::Error e = CheckOperands(operands); e.failure()) return e;
 
     std::vector<CUtensorMap> maps(tensor_maps.size());
     for (size_t i = 0; i < maps.size(); ++i) {
-      if (ffi::Error e = Encode(tensor_maps[i], operands, &maps[i]); e.failure()) return e;
+      if (ffi::Error e = Encode(tensor_maps[i], operands, number, &maps[i]); e.failure()) return e;
     }
     std::vector<void*> arguments(params.size());
     for (size_t i = 0; i < params.size(); ++i) {
       const Param& p = params[i];
       switch (p.kind) {
-        case ParamKind::kOperand: arguments[i] = &operands[p.value]; break;
+        case ParamKind::kOperand: arguments[i] = &operands.addresses[p.value]; break;
+        case ParamKind::kSize: arguments[i] = &number.sizes[p.value]; break;
         case ParamKind::kTensorMap: arguments[i] = &maps[p.value]; break;
         case ParamKind::kScalarI32: arguments[i] = const_cast<int32_t*>(&p.value); break;
       }
@@ -204,10 +247,10 @@ struct Kernel {
     attribute.id = kLaunchClusterDimension;
     attribute.value.cluster = {unsigned(cluster[0]), unsigned(cluster[1]), unsigned(cluster[2])};
     CUlaunchConfig config{};
-    for (int i = 0; i < 3; ++i) config.grid[i] = unsigned(grid[i]);
+    for (int i = 0; i < 3; ++i) config.grid[i] = unsigned(number(grid[i]));
     if (persistent) {  // one CTA an SM, in whole clusters
       int step = std::max(cluster[0], 1);
-      config.grid[0] = unsigned(std::min(grid[0], std::max(step, loaded.num_sms / step * step)));
+      config.grid[0] = unsigned(std::min(int(ctas), std::max(step, loaded.num_sms / step * step)));
     }
     config.block[0] = unsigned(block);
     config.block[1] = config.block[2] = 1;
@@ -227,43 +270,70 @@ struct Kernel {
   }
 
  private:
-  static std::string OperandName(size_t i, size_t num_inputs) {
-    return i < num_inputs ? "input " + std::to_string(i) : "output " + std::to_string(i - num_inputs);
+  // The sizes of this call, in the operands' shapes.
+  ffi::Error Count(const Operands& operands, Numbers* out) const {
+    for (const SizeSource& s : sizes) {
+      if (s.operand < 0 || s.operand >= int64_t(operands.shapes.size()) || s.dim < 0 ||
+          s.dim >= int64_t(operands.shapes[s.operand].size())) {
+        return Fail(ErrorCode::kInvalidArgument, "the image reads a dimension that the call does not have");
+      }
+      const int64_t extent = operands.shapes[s.operand][s.dim], size = extent / s.factor;
+      if (extent % s.factor == 0 && 1 <= size && size <= s.most) {
+        out->sizes.push_back(int32_t(size));
+        continue;
+      }
+      std::string text = "dimension " + std::to_string(s.dim) + " of " + operands.Name(s.operand) + " is " +
+                         std::to_string(extent);
+      text += extent % s.factor ? ", no multiple of " + std::to_string(s.factor)
+                                : ", which is not from 1 to " + std::to_string(s.most * s.factor);
+      return Fail(ErrorCode::kInvalidArgument, text);
+    }
+    for (const Product& p : products) {
+      int64_t n = p.factor;
+      for (int64_t i : p.sizes) n *= out->sizes[i];
+      out->products.push_back(n);
+    }
+    return ffi::Error::Success();
   }
 
-  ffi::Error CheckOperands(const std::vector<void*>& operands, size_t num_inputs) const {
-    for (size_t i = 0; i < operands.size(); ++i) {
-      if (reinterpret_cast<uintptr_t>(operands[i]) % kOperandAlignment == 0) continue;
+  ffi::Error CheckOperands(const Operands& operands) const {
+    const std::vector<void*>& addresses = operands.addresses;
+    for (size_t i = 0; i < addresses.size(); ++i) {
+      if (reinterpret_cast<uintptr_t>(addresses[i]) % kOperandAlignment == 0) continue;
       char address[32];
-      std::snprintf(address, sizeof address, "%p", operands[i]);
+      std::snprintf(address, sizeof address, "%p", addresses[i]);
       return Fail(ErrorCode::kInvalidArgument,
-                  OperandName(i, num_inputs) + " starts at " + address + ", which is not a multiple of 16 bytes");
+                  operands.Name(i) + " starts at " + address + ", which is not a multiple of 16 bytes");
     }
-    auto missing = [&](int64_t i) { return i < 0 || i >= int64_t(operands.size()); };
+    auto missing = [&](int64_t i) { return i < 0 || i >= int64_t(addresses.size()); };
     bool bad = false;
     for (const Param& p : params) bad |= p.kind == ParamKind::kOperand && missing(p.value);
     for (const TensorMapSpec& spec : tensor_maps) bad |= missing(spec.operand);
     if (!bad) return ffi::Error::Success();
     return Fail(ErrorCode::kInvalidArgument,
-                "the image refers to more operands than the " + std::to_string(operands.size()) + " of the call");
+                "the image refers to more operands than the " + std::to_string(addresses.size()) + " of the call");
   }
 
-  ffi::Error Encode(const TensorMapSpec& spec, const std::vector<void*>& operands, CUtensorMap* out) const {
+  ffi::Error Encode(const TensorMapSpec& spec, const Operands& operands, const Numbers& number,
+                    CUtensorMap* out) const {
     *out = CUtensorMap{};
+    uint64_t dims[kMaxRank], strides[kMaxRank];
     for (int i = 0; i < spec.rank; ++i) {
-      if (spec.dims[i] == 0) return ffi::Error::Success();  // nothing is there to copy, and CUDA refuses such a map
+      dims[i] = uint64_t(number(spec.dims[i]));
+      strides[i] = uint64_t(number(spec.strides[i]));
+      if (dims[i] == 0) return ffi::Error::Success();  // nothing is there to copy, and CUDA refuses such a map
     }
     const uint32_t ones[kMaxRank] = {1, 1, 1, 1, 1};
     const Driver& driver = Driver::Get();
     CUresult r = driver.TensorMapEncodeTiled(
-        out, spec.dtype, uint32_t(spec.rank), static_cast<char*>(operands[spec.operand]) + spec.offset_bytes,
-        spec.dims, spec.strides, spec.box, ones, /*interleave=*/0, spec.swizzle, spec.l2_promotion,
+        out, spec.dtype, uint32_t(spec.rank), static_cast<char*>(operands.addresses[spec.operand]) + spec.offset_bytes,
+        dims, strides, spec.box, ones, /*interleave=*/0, spec.swizzle, spec.l2_promotion,
         /*oob_fill=zero*/ 0);
     if (r == 0) return ffi::Error::Success();
     std::string text = "tensor map of operand " + std::to_string(spec.operand) + ", dims";
-    for (int i = 0; i < spec.rank; ++i) text += " " + std::to_string(spec.dims[i]);
+    for (int i = 0; i < spec.rank; ++i) text += " " + std::to_string(dims[i]);
     text += ", strides";
-    for (int i = 0; i + 1 < spec.rank; ++i) text += " " + std::to_string(spec.strides[i]);
+    for (int i = 0; i + 1 < spec.rank; ++i) text += " " + std::to_string(strides[i]);
     text += ", box";
     for (int i = 0; i < spec.rank; ++i) text += " " + std::to_string(spec.box[i]);
     return Fail(ErrorCode::kInternal, text + ": " + driver.Describe(r));
@@ -278,6 +348,8 @@ namespace {
 class AttributeReader {
  public:
   explicit AttributeReader(ffi::Dictionary attributes) : attributes_(attributes) {}
+
+  bool Has(const char* name) const { return attributes_.contains(name); }
 
   template <typename T>
   T Get(const char* name) {
@@ -297,9 +369,10 @@ class AttributeReader {
     return std::vector<T>(span.begin(), span.end());
   }
 
-  void Dim3(const char* name, int32_t (&out)[3]) {
+  // Three numbers, `least` at least.
+  void Dim3(const char* name, int32_t (&out)[3], int32_t least = 0) {
     std::vector<int32_t> values = Array<int32_t>(name);
-    if (values.size() == 3 && *std::min_element(values.begin(), values.end()) >= 0) {
+    if (values.size() == 3 && *std::min_element(values.begin(), values.end()) >= least) {
       std::copy(values.begin(), values.end(), out);
     } else {
       Fail(name, "three extents are expected");
@@ -322,13 +395,41 @@ void ReadParams(AttributeReader& reader, Kernel* kernel) {
   if (words.size() % 2 != 0) return reader.Fail("params", "pairs are expected");
   for (size_t i = 0; i < words.size(); i += 2) {
     auto kind = ParamKind(words[i]);
+    const int64_t value = words[i + 1];
     bool ok = kind == ParamKind::kOperand || kind == ParamKind::kScalarI32 ||
+              (kind == ParamKind::kSize && value >= 0 && value < int64_t(kernel->sizes.size())) ||
               (kind == ParamKind::kTensorMap && words[i + 1] >= 0 &&
                words[i + 1] < int64_t(kernel->tensor_maps.size()));
     if (!ok) return reader.Fail("params", "unknown kind, or no such tensor map");
     kernel->params.push_back({kind, int32_t(words[i + 1])});
   }
 }
+
+// Images of dynamic shapes have these two attributes; KernelImage.attributes in image.py writes them.
+void ReadSizes(AttributeReader& reader, Kernel* kernel) {
+  if (!reader.Has("sizes")) return;
+  std::vector<int64_t> words = reader.Array<int64_t>("sizes"), products = reader.Array<int64_t>("products");
+  if (words.size() % 4 != 0) return reader.Fail("sizes", "four numbers each are expected");
+  for (size_t i = 0; i < words.size(); i += 4) {
+    kernel->sizes.push_back({words[i], words[i + 1], words[i + 2], words[i + 3]});
+    if (words[i + 2] < 1) return reader.Fail("sizes", "a factor below 1");
+  }
+  for (size_t at = 0; at < products.size();) {
+    const size_t left = products.size() - at;
+    if (left < 2 || products[at + 1] < 0 || left - 2 < size_t(products[at + 1])) {
+      return reader.Fail("products", "cut short");
+    }
+    Product p{products[at], {products.begin() + at + 2, products.begin() + at + 2 + products[at + 1]}};
+    for (int64_t i : p.sizes) {
+      if (i < 0 || i >= int64_t(kernel->sizes.size())) return reader.Fail("products", "no such size");
+    }
+    at += 2 + p.sizes.size();
+    kernel->products.push_back(std::move(p));
+  }
+}
+
+// Whether a number is one, or a product that there is.
+bool IsNumber(const Kernel& kernel, int64_t n) { return n >= 0 || -1 - n < int64_t(kernel.products.size()); }
 
 // The layout is that of TensorMapSpec.words in image.py.
 void ReadTensorMaps(AttributeReader& reader, Kernel* kernel) {
@@ -347,9 +448,14 @@ void ReadTensorMaps(AttributeReader& reader, Kernel* kernel) {
     spec.l2_promotion = int(w[4]);
     spec.offset_bytes = w[5];
     w += 6;
-    for (int i = 0; i < spec.rank; ++i) spec.dims[i] = uint64_t(*w++);
-    for (int i = 0; i + 1 < spec.rank; ++i) spec.strides[i] = uint64_t(*w++);
+    for (int i = 0; i < spec.rank; ++i) spec.dims[i] = *w++;
+    for (int i = 0; i + 1 < spec.rank; ++i) spec.strides[i] = *w++;
     if (spec.rank == 1) spec.strides[0] = 16;      // there is none, but CUDA refuses that
+    for (int i = 0; i < spec.rank; ++i) {
+      if (!IsNumber(*kernel, spec.dims[i]) || !IsNumber(*kernel, spec.strides[i])) {
+        return reader.Fail("tensor_maps", "no such product");
+      }
+    }
     for (int i = 0; i < spec.rank; ++i) spec.box[i] = uint32_t(*w++);
     kernel->tensor_maps.push_back(spec);
     at = size_t(w - words.data());
@@ -363,7 +469,8 @@ ffi::ErrorOr<std::unique_ptr<Kernel>> Instantiate(ffi::Dictionary attributes) {
   kernel->where = "tiletrace kernel '" + std::string(name) + "' (" +
                   std::string(reader.Get<std::string_view>("source")) + ")";
   kernel->target = reader.Get<std::string_view>("target");
-  reader.Dim3("grid", kernel->grid);
+  ReadSizes(reader, kernel.get());
+  reader.Dim3("grid", kernel->grid, -int32_t(kernel->products.size()));
   reader.Dim3("cluster", kernel->cluster);
   kernel->block = reader.Get<int32_t>("block");
   kernel->smem_bytes = reader.Get<int32_t>("smem_bytes");
@@ -385,19 +492,18 @@ ffi::Error Prepare(Kernel* kernel) {
 }
 
 ffi::Error Execute(CUstream stream, Kernel* kernel, ffi::RemainingArgs inputs, ffi::RemainingRets outputs) {
-  std::vector<void*> operands;
-  operands.reserve(inputs.size() + outputs.size());
+  Operands operands{{}, {}, inputs.size()};
   for (size_t i = 0; i < inputs.size(); ++i) {
     auto buffer = inputs.get<ffi::AnyBuffer>(i);
     if (buffer.has_error()) return kernel->Fail(ErrorCode::kInvalidArgument, buffer.error().message());
-    operands.push_back(buffer->untyped_data());
+    operands.Add(*buffer);
   }
   for (size_t i = 0; i < outputs.size(); ++i) {
     auto buffer = outputs.get<ffi::AnyBuffer>(i);
     if (buffer.has_error()) return kernel->Fail(ErrorCode::kInvalidArgument, buffer.error().message());
-    operands.push_back((*buffer)->untyped_data());
+    operands.Add(**buffer);
   }
-  return kernel->Launch(stream, operands, inputs.size());
+  return kernel->Launch(stream, operands);
 }
 
 XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate, ffi::Ffi::BindInstantiate().Attrs());

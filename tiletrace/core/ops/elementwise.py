@@ -12,6 +12,7 @@ import numpy as np
 from tiletrace.core import dtypes
 from tiletrace.core.effects import Effect
 from tiletrace.core.errors import TileTypeError
+from tiletrace.core.foreign import is_symbolic
 from tiletrace.core.graph import Eqn, Literal, Primitive
 from tiletrace.core.operands import (
   Operand,
@@ -480,7 +481,7 @@ def cdiv(x: Any, y: Any) -> Any:
   >>> tt.cdiv(1000, 128)
   8
   """
-  for v in operands("cdiv", "x y", x, y):
+  for v in () if is_symbolic(x) or is_symbolic(y) else operands("cdiv", "x y", x, y):
     if isinstance(v, float) or (isinstance(v, (Tile, np.generic)) and not dtypes.is_integer(v.dtype)):
       raise TileTypeError("cdiv takes integers", loc=user_loc(), hint="tt.ceil(x / y) for floats")
   if isinstance(y, int) and y > 0:
