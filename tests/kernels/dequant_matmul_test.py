@@ -78,7 +78,8 @@ def test_products_are_those_of_the_scaled_numbers(form, dtype, shape, group):
 
 @pytest.mark.parametrize(("form", "dtype", "shape", "group"), [
   ("int4", BF16, (13, 40, 100), 32), ("int8", BF16, (300, 136, 136), 64), ("fp4", F16, (70, 72, 129), 1000),
-  ("int4", F16, (3, 264, 256), 128), ("int8", F16, (9, 33, 64), 64), ("fp4", BF16, (1, 40, 200), 64)])
+  ("int4", F16, (3, 264, 256), 128), ("int8", F16, (9, 33, 64), 64), ("fp4", BF16, (1, 40, 200), 64),
+  ("int4", BF16, (16, 40, 1152), 192), ("int4", BF16, (20, 40, 520), 32), ("int8", BF16, (16, 64, 1200), 2000)])
 def test_the_program_multiplies_as_the_formula_says(form, dtype, shape, group):
   x, q, packed, scales = operands(shape, form, group, dtype)
   m, n, k = shape

@@ -15,6 +15,7 @@ from tiletrace.core.source import caller_loc
 from tiletrace.kernels.packed_weights import (
   BITS,
   BLOCK,
+  COLUMNS,
   LINE,
   Format,
   check_format,
@@ -23,24 +24,42 @@ from tiletrace.kernels.packed_weights import (
   packed_shape,
   parts_of,
 )
+from tiletrace.lowering.target import SM_90A
 
 _LEAST_GROUP = 32
+_ACCUMULATORS = 4         # mma.sync takes longer than the next one's issue: so many in turn
+
+
+_FEW_ROWS = 16            # of x: what one mma.sync takes
+_FEW_BLOCKS = 8           # of w in a slot where there are few rows of x
+_RING_BYTES = 192 << 10
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DequantTiling:
-  """Rows of x and columns of w of a tile, and how deep its pipeline is."""
+  """Rows of x and columns of w of a tile, blocks of 64 rows of w in a slot of the ring, and how many slots it has."""
   bm: int
   bn: int
   warpgroups: int
   num_stages: int
+  blocks: int = 1
+
+  @property
+  def few_rows(self) -> bool:
+    return self.bm == _FEW_ROWS
 
 
-def choose_dequant_tiling(m: int) -> DequantTiling:
-  """Every tile dequantises its weights anew: as many rows of x as there are, up to 256."""
+def choose_dequant_tiling(m: int, n: int, *, form: Format, group: int) -> DequantTiling:
+  """Every tile dequantises its weights anew: as many rows of x as there are, up to 256. Few rows wait for the weights:
+  then as many CTAs as there are SMs, with most of their weights on the way at once."""
   if m > 128:
     return DequantTiling(256, 128, 2, 4)
-  return DequantTiling(tt.align_to(max(m, 8), 8) if m <= 64 else 128, 128, 2, 6)
+  if m > _FEW_ROWS:
+    return DequantTiling(tt.align_to(m, 8) if m <= 64 else 128, 128, 2, 6)
+  bn = COLUMNS if n <= 2 * COLUMNS * SM_90A.sm_count else 2 * COLUMNS
+  blocks = next(b for b in range(_FEW_BLOCKS, 0, -1) if b * BLOCK % group == 0 or group % (b * BLOCK) == 0)
+  slot = blocks * BLOCK * (bn * BITS[form] // 8 + 2 * _FEW_ROWS)
+  return DequantTiling(_FEW_ROWS, bn, 1, min(_RING_BYTES // slot, 8), blocks)
 
 
 def dequant_matmul_kernel(x, w, scales, y, *, form, group, tiling):
@@ -64,6 +83,33 @@ def dequant_matmul_kernel(x, w, scales, y, *, form, group, tiling):
       of = scale[p * BLOCK // parts // group]
       tt.gemm(decoded(words, p, bn, form, x.dtype) * of[:, None], x_s.at[:, tt.block(p, BLOCK // parts)].T, acc)
   y[rows, cols] = acc[...].astype(y.dtype).T
+
+
+def few_rows_kernel(x, w, scales, y, *, form, group, tiling):
+  """y = x w by mma.sync: each warp converts its own columns of the weights, and sums in four accumulators in turn."""
+  j, bn, blocks = tt.program_id(0), tiling.bn, tiling.blocks
+  rows, cols = tt.block(0, tiling.bm), tt.block(j, bn)
+  lines, depth = bn * 2 * BITS[form] // LINE, BLOCK // parts_of(form)
+  w_s = tt.alloc_shared((blocks, lines, LINE), w.dtype)
+  scale_s = tt.alloc_shared((tt.cdiv(blocks * BLOCK, group), bn), scales.dtype)
+  x_s = tt.alloc_shared((tiling.bm, blocks * BLOCK), x.dtype)
+  accs = [tt.alloc_fragment((tiling.bm, bn), jnp.float32) for _ in range(_ACCUMULATORS)]
+  for acc in accs:
+    acc[...] = 0
+  for k in tt.pipelined(tt.cdiv(w.shape[0], blocks), num_stages=tiling.num_stages):
+    tt.copy(w.at[tt.block(k, blocks), tt.block(j, lines), :], w_s)
+    tt.copy(scales.at[tt.ds(k * blocks * BLOCK // group, scale_s.shape[0]), cols], scale_s)
+    tt.copy(x.at[rows, tt.block(k, blocks * BLOCK)], x_s)
+    for b in tt.range(blocks, unroll=blocks):
+      words, x_b = w_s[b], x_s.at[:, tt.block(b, BLOCK)]
+      of = [scale_s[(b * BLOCK + r) // group].astype(x.dtype) for r in range(0, BLOCK, group)]
+      for p in range(parts_of(form)):
+        weights = decoded(words, p, bn, form, x.dtype) * of[p * depth // group][:, None]
+        tt.gemm(x_b.at[:, tt.block(p, depth)], weights.T, accs[p % _ACCUMULATORS], policy=tt.FULL_COL)
+  total = accs[0][...]
+  for acc in accs[1:]:
+    total = total + acc[...]
+  y[rows, cols] = total.astype(y.dtype)
 
 
 def dequant_matmul_reference(x: jax.Array, packed: jax.Array, scales: jax.Array, *, group: int = 128,
@@ -115,12 +161,15 @@ def dequant_matmul_call(shape: tuple[int, int], dtype: Any, *, k: int, group: in
                         tiling: DequantTiling | None = None) -> tt.TileCall:
   """The call behind `dequant_matmul` for a result of `shape`, of (x, packed, scales)."""
   m, n = shape
-  t = tiling or choose_dequant_tiling(m)
-  group = min(group, tt.align_to(k, BLOCK))
+  group = group if group < k else tt.align_to(k, BLOCK * _FEW_BLOCKS)
+  t = tiling or choose_dequant_tiling(m, n, form=format, group=group)
+  kernel = few_rows_kernel if t.few_rows else dequant_matmul_kernel
+  launch = {"grid": tt.cdiv(n, t.bn)} if t.few_rows else {
+      "grid": (tt.cdiv(m, t.bm), tt.cdiv(n, t.bn)), "raster": 16, "persistent": True}
   return tt.tile_call(
-      functools.partial(dequant_matmul_kernel, form=format, group=group, tiling=t), jax.ShapeDtypeStruct(shape, dtype),
-      grid=(tt.cdiv(m, t.bm), tt.cdiv(n, t.bn)), warpgroups=t.warpgroups, raster=16, persistent=True,
-      name="dequant_matmul", vjp=functools.partial(_backward, group=group, format=format))
+      functools.partial(kernel, form=format, group=group, tiling=t), jax.ShapeDtypeStruct(shape, dtype),
+      warpgroups=t.warpgroups, **launch, name="dequant_matmul",
+      vjp=functools.partial(_backward, group=group, format=format))
 
 
 def _backward(inputs: tuple, y: jax.Array, dy: jax.Array, *, group: int, format: Format) -> tuple:

@@ -3,6 +3,9 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
+import pytest
+
 import tiletrace as tt
 from tests.lowering.kernels import F32, assemble, count, lower, struct
 
@@ -90,3 +93,24 @@ def test_copies_of_an_element_are_stored_once():
   text = lower(kernel, [struct(16)], struct(16)).as_text("ptx")
   found = re.search(r"and\.b32 (%r\d+), %r\d+, (\d+);\s+setp\.eq\.s32 (%p\d+), \1, 0;[^@]*@\3 st\.global", text)
   assert int(found.group(2)) == 127 & ~3                         # four threads of four elements each
+
+
+@pytest.mark.parametrize(("trips", "unroll", "copies", "loops"), [
+  (6, 6, 6, 0), (6, 4, 3, 1), (7, 2, 1, 1), (6, 1, 1, 1)])
+def test_a_loop_of_known_trips_is_unrolled_by_the_most_that_divides_them(trips, unroll, copies, loops):
+  def kernel(x, y):
+    s = tt.alloc_fragment((128,), F32)
+    s[...] = 0
+    for i in tt.range(1, 1 + 2 * trips, 2, unroll=unroll):
+      s[...] = s[...] * 0.5 + tt.exp2(x[i])
+    y[...] = s[...]
+
+  x = np.random.default_rng(0).standard_normal((20, 128), np.float32)
+  call = tt.tile_call(kernel, struct(128), grid=1)
+  lowered = call.lower(x)
+  assemble(lowered)
+  assert (count(lowered, "ex2"), count(lowered, "bra")) == (4 * copies, loops)        # elements a thread
+  want = np.zeros(128)
+  for i in range(1, 1 + 2 * trips, 2):
+    want = want * 0.5 + np.exp2(x[i].astype(np.float64))
+  np.testing.assert_allclose(lowered.simulate(x)[0], want, rtol=1e-6)

@@ -39,6 +39,16 @@ def _for_loop(ctx: EmitContext, eqn: Eqn) -> None:
   index, *carried = body.invars
   start, stop, stride = ctx.scalar(lo), ctx.scalar(hi), ctx.scalar(step)
   carry = [_fresh_copy(ctx, v, eqn, a) for v, a in zip(carried, init, strict=True)]
+  trips = _known_trips(start, stop, stride)
+  copies = max((n for n in range(1, eqn.params["unroll"] + 1) if len(trips) % n == 0), default=1) if trips else 1
+  if 1 < copies == len(trips):
+    for i in trips:
+      ctx.bind(index, Elements(index.dtype, 1, (i,)))
+      ctx.block(body)
+      assign(ctx, carry, body.outs)
+    for var, elements in zip(eqn.outvars, carry, strict=True):
+      ctx.bind(var, elements)
+    return
   at = ctx.fresh(index, eqn).regs[0]
   assert isinstance(at, Reg)
   b(isa.MOV, at, start, type="b32")
@@ -50,13 +60,21 @@ def _for_loop(ctx: EmitContext, eqn: Eqn) -> None:
   if eqn.params["unroll"] == 1:
     b.pragma("nounroll")
   b.place(top)
-  ctx.block(body)
-  assign(ctx, carry, body.outs)
-  b(isa.ADD, at, at, stride, type="s32")
+  for _ in range(copies):
+    ctx.block(body)
+    assign(ctx, carry, body.outs)
+    b(isa.ADD, at, at, stride, type="s32")
   b(isa.BRA, top, pred=b.new(isa.SETP, at, stop, cmp="gt" if downwards else "lt", type="s32"))
   b.place(end)
   for var, elements in zip(eqn.outvars, carry, strict=True):
     ctx.bind(var, elements)
+
+
+def _known_trips(start: Operand, stop: Operand, stride: Operand) -> range:
+  """The indices of a loop; none where they are not known."""
+  if isinstance(start, int) and isinstance(stop, int) and isinstance(stride, int):
+    return range(start, stop, stride)
+  return range(0)
 
 
 @emit_rules.register(ops.while_loop_p)

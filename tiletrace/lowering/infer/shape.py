@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 
@@ -94,6 +95,7 @@ def _reshape(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
     yield Prefers(out, default_layout(out, eqn, ctx), eqn, math.prod(out.shape))
 
 
+@lru_cache(maxsize=1024)
 def _reshaped(layout: Layout, source: tuple[int, ...], target: tuple[int, ...]) -> Layout | None:
   """The layout of the reshaped value whose elements stay where they are; None where it is padded, or is none."""
   table = layout.table(("warp", "lane", "reg"))

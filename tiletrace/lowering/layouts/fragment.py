@@ -281,6 +281,7 @@ def row_of(layout: FragmentLayout, dim: int) -> FragmentLayout:
   return drop_copies(layout.project((dim,)))[0]
 
 
+@lru_cache(maxsize=1024)
 def split_registers(layout: FragmentLayout, parts: int) -> FragmentLayout:
   """Each element as `parts` neighbours in registers, a power of two of them: a new last dimension."""
   new, wide = layout.rank, layout.expand_dims(layout.rank)
@@ -290,6 +291,7 @@ def split_registers(layout: FragmentLayout, parts: int) -> FragmentLayout:
   return build((*layout.shape, parts), core, outers, valid=(*layout.valid, parts), origin=dict(layout.origin))
 
 
+@lru_cache(maxsize=1024)
 def join_registers(layout: FragmentLayout, parts: int) -> FragmentLayout | None:
   """The inverse of `split_registers`; None where the last dimension is not the neighbours."""
   table = layout.table(("warp", "lane", "reg"))[:, :, ::parts, :-1]
