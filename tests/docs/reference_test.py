@@ -73,6 +73,16 @@ def test_every_name_has_an_example_that_uses_it(name: str):
   assert re.search(rf"\b{obj.__name__.removesuffix('_')}\b", shown)
 
 
+@pytest.mark.parametrize("path", [path for path, _ in documented()])
+def test_the_arguments_of_a_docstring_are_those_of_the_function(path: str):
+  obj = pkgutil.resolve_name(path)
+  found = re.search(r"^Args:\n((?:  .*\n|\n)*)", (inspect.getdoc(obj) or "") + "\n", re.MULTILINE)
+  named = [name.strip(" *") for names in re.findall(r"^  (\S[^:(]*):", found[1] if found else "", re.MULTILINE)
+           for name in names.split(",")]
+
+  assert not named or set(named) <= set(inspect.signature(obj).parameters)
+
+
 class Runner(doctest.DocTestRunner):
   """Collects what failed."""
 
