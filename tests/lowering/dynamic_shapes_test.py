@@ -249,6 +249,18 @@ def test_vmap_adds_a_dimension_that_is_static(backend):
   np.testing.assert_array_equal(got, np.asarray(x) * np.asarray(s)[:, None])
 
 
+@pytest.mark.parametrize("options", [{"raster": 2}, {"persistent": True, "raster": 2}], ids=str)
+def test_a_batch_of_gemms_has_a_grid_of_static_and_dynamic_axes(options):
+  a, b = normal(0, 2, 100, 72, dtype=BF16), normal(1, 72, 56, dtype=BF16)
+  check_product(jax.vmap(gemm(a[0], b, backend="sim", **options), in_axes=(0, None))(a, b), a, b)
+
+
+def test_gemms_for_older_gpus_multiply():
+  a, b = operands(100, 72, 56)
+  (got,) = gemm(a, b).lower(a, b, target="sm_80").simulate(a, b)
+  check_product(got, a, b)
+
+
 def test_a_derivative_is_that_of_the_call_s_sizes():
   x, s = normal(0, 33, 20), normal(1, 33)
   call = scale(x, s, ("m, n", "m", "m, n"), vjp="xla")

@@ -158,18 +158,20 @@ def _compared(relation: str, bound: Fact) -> Fact:
 
 
 def _floordiv(x: Fact, y: Fact) -> Fact:
-  if y.lo != y.hi or y.lo <= 0:
+  if y.lo <= 0 or (y.lo != y.hi and x.lo < 0):
     return UNKNOWN
+  if y.lo != y.hi:
+    return Fact(x.lo // y.hi, x.hi // y.lo)
   n = y.lo
   return Fact(x.lo // n, x.hi // n, x.divisor // n if x.divisor % n == 0 else 1)
 
 
 def _mod(x: Fact, y: Fact) -> Fact:
-  if y.lo != y.hi or y.lo <= 0:
+  if y.lo <= 0:
     return UNKNOWN
   if x.lo >= 0 and x.hi < y.lo:
     return x
-  return Fact(0, y.lo - 1, math.gcd(x.divisor, y.lo))
+  return Fact(0, y.hi - 1, math.gcd(x.divisor, y.divisor))
 
 
 def _min(x: Fact, y: Fact) -> Fact:

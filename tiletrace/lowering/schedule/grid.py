@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from tiletrace.core.errors import LoweringError
 from tiletrace.core.graph import Atom, Block, CallOptions, Eqn, TileGraph, Var, substitute, walk
@@ -22,8 +23,9 @@ def raster_ids(b: Builder, tile: Atom, grid: tuple[Extent, ...], raster: int | N
     rows, columns = grid[-2:]
     lead = grid[:-2]
     if lead:
-      rest = b.floordiv(tile, rows * columns)
-      tile = b.mod(tile, rows * columns)
+      each = _product(b, (rows, columns))
+      rest = b.floordiv(tile, each)
+      tile = b.mod(tile, each)
     ids = list(grouped(b, tile, rows, columns, raster))
     grid = lead
   for n in reversed(grid[1:]):
@@ -36,7 +38,7 @@ def raster_ids(b: Builder, tile: Atom, grid: tuple[Extent, ...], raster: int | N
 
 def grouped(b: Builder, tile: Atom, rows: Extent, columns: Extent, group: int) -> tuple[Atom, Atom]:
   """The equations of tt.raster, in its order."""
-  per_group = group * columns
+  per_group = _product(b, (group, columns))
   first = b.mul(b.floordiv(tile, per_group), group)
   height: Atom = i32(group)
   if isinstance(rows, Size) or rows % group:
@@ -44,6 +46,13 @@ def grouped(b: Builder, tile: Atom, rows: Extent, columns: Extent, group: int) -
   within = b.mod(tile, per_group)
   row = b.add(first, b.mod(within, height))
   return row, b.floordiv(within, height)
+
+
+def _product(b: Builder, extents: Sequence[Extent]) -> Atom | Extent:
+  """A number of programs. Facts know the bound of a Size that is one axis, so what is static is multiplied apart."""
+  static = math.prod(n for n in extents if isinstance(n, int))
+  sizes: Extent = math.prod(n for n in extents if isinstance(n, Size))  # type: ignore[arg-type, misc]
+  return static if isinstance(sizes, int) else sizes if static == 1 else b.mul(sizes, static)
 
 
 def uses_ids(block: Block) -> bool:
@@ -87,7 +96,7 @@ def place_on_grid(block: Block, options: CallOptions, b: Builder, order: tuple[i
     b.for_loop(first, len(order), step, _at_place(block, tile, options, order, inner))
     return b.block()
   body = with_ids(block, _program_ids(inner, tile, rank, options), inner.eqns)
-  b.for_loop(first, math.prod(options.grid) // size, step, Block((tile,), body.eqns, ()))
+  b.for_loop(first, _product(b, _in_clusters(options)), step, Block((tile,), body.eqns, ()))
   return b.block()
 
 
@@ -109,13 +118,17 @@ def _cluster_of(b: Builder, n: Atom, size: int) -> tuple[Atom, Atom | None]:
   return (n, None) if size == 1 else (b.floordiv(n, size), b.mod(n, size))
 
 
+def _in_clusters(options: CallOptions) -> tuple[Extent, ...]:
+  """The grid's extents, in clusters."""
+  return tuple(n // c for n, c in zip(options.grid, options.cluster or (1,) * len(options.grid), strict=True))
+
+
 def _program_ids(b: Builder, tile: Atom, rank: Atom | None, options: CallOptions) -> list[Atom]:
   """The programs of a cluster are neighbours: the raster runs over clusters, and a CTA's rank says which of its
   cluster's programs it runs, last axis fastest."""
   if rank is None:
     return raster_ids(b, tile, options.grid, options.raster)
-  cluster = options.cluster or (1,) * len(options.grid)
-  grid = tuple(n // c for n, c in zip(options.grid, cluster, strict=True))
+  cluster, grid = options.cluster or (1,) * len(options.grid), _in_clusters(options)
   raster = None if options.raster is None else max(1, options.raster // cluster[-2])
   ids, stride = [], options.cluster_size
   for i, c in zip(raster_ids(b, tile, grid, raster), cluster, strict=True):
