@@ -77,7 +77,9 @@ MLA = {                    # heads, s_q, dtype, page size or None, lengths
     "64 heads, two tokens": (64, 2, BF16, None, (97, 64, 2)),
     "128 heads": (128, 1, BF16, None, (300, 150)),
     "pages": (16, 1, BF16, 64, (0, 1, 193)),
-    "pages of two blocks, two tokens": (64, 2, BF16, 128, (140, 1)),
+    "pages of a block, two tokens": (64, 2, BF16, 128, (140, 1)),
+    "two pages in a block, two tokens": (64, 2, BF16, 64, (300,)),
+    "pages that share a divisor with blocks": (8, 1, BF16, 48, (100,)),
     "pages smaller than a block": (16, 2, BF16, 16, (37,)),
 }
 
@@ -213,7 +215,7 @@ def test_every_tiling_of_flash_decode_assembles_and_copies_by_tma(head_dim, page
   i32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
   q = jax.ShapeDtypeStruct((3, 2, 16, head_dim), BF16)
   cache = jax.ShapeDtypeStruct((3, 4096, 2, head_dim) if page is None else (100, page, 2, head_dim), BF16)
-  tiling = choose_decode_tiling(head_dim, page or 1024)
+  tiling = choose_decode_tiling(head_dim, page)
   kernel = functools.partial(flash_decode_kernel, tiling=tiling, scale=0.1, sight=Sight(2, 8))
   for found in compiled("flash_decode", kernel, q, (cache, cache), i32((3,)), None if page is None else i32((3, 40)),
                         width=head_dim, bm=tiling.bm, warpgroups=tiling.warpgroups):
@@ -222,13 +224,13 @@ def test_every_tiling_of_flash_decode_assembles_and_copies_by_tma(head_dim, page
     assert "filled by TMA from the producer warpgroup" in str(found.report())
 
 
-@pytest.mark.parametrize("page", [None, 16, 32, 64])
+@pytest.mark.parametrize("page", [None, 16, 32, 48, 64])
 @pytest.mark.parametrize("tokens", [1, 2])
 def test_mla_decode_assembles_into_shared_memory_with_asynchronous_gemms(page, tokens):
   i32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
   q = jax.ShapeDtypeStruct((3, 1, 128 * tokens, 576), BF16)
   cache = jax.ShapeDtypeStruct((3, 4096, 576) if page is None else (100, page, 576), BF16)
-  table, tiling = None if page is None else i32((3, 40)), choose_mla_tiling(128 * tokens, page or 1024)
+  table, tiling = None if page is None else i32((3, 40)), choose_mla_tiling(128 * tokens, page)
   kernel = functools.partial(mla_decode_kernel, tiling=tiling, scale=0.1, sight=Sight(tokens, 128))
   found, _ = compiled("mla_decode", kernel, q, (cache,), i32((3,)), table, width=512, bm=64, warpgroups=2)
   memory, report = found.memory_analysis(), str(found.report())

@@ -18,7 +18,7 @@ import tiletrace as tt
 from tiletrace.core.errors import TileTypeError
 from tiletrace.core.source import caller_loc
 from tiletrace.kernels.flash_attention import HEAD_DIMS
-from tiletrace.kernels.kv_cache import Keys, Sight, check_cache, check_scale, gathered, seen_reference
+from tiletrace.kernels.kv_cache import Keys, Sight, block_of, check_cache, check_scale, gathered, seen_reference
 from tiletrace.kernels.split_kv import each_piece, running_top, split_attention, store_piece
 
 _LOG2E = math.log2(math.e)
@@ -34,13 +34,13 @@ class DecodeTiling:
   num_stages: int
 
 
-def choose_decode_tiling(head_dim: int, block: int) -> DecodeTiling:
+def choose_decode_tiling(head_dim: int, page_size: int | None = None) -> DecodeTiling:
   """About 100 KB or more of keys and values on their way to an SM while one more block is computed with.
 
   Args:
-    block: keys that lie one after another: of a page, or any large number.
+    page_size: of caches in pages.
   """
-  bn = math.gcd(block, 128 if head_dim <= 128 else 64 if head_dim <= 192 else 32)       # what registers leave
+  bn = block_of(128 if head_dim <= 128 else 64 if head_dim <= 192 else 32, page_size)    # what registers leave
   return DecodeTiling(64, bn, 1, min(16, (200 << 10) // (4 * bn * head_dim)))
 
 
@@ -63,12 +63,14 @@ def flash_decode_kernel(starts, owners, q, k, v, lengths, table, out, residual, 
     acc[...], top[...], total[...] = 0, -jnp.inf, 0
     tt.copy(q.at[e, head, rows, :], q_s)
     for j in tt.pipelined(first, last, num_stages=tiling.num_stages):
-      page, place = keys.find(e, j)
-      tt.copy(k.at[page, place, head, :], k_s)
-      tt.copy(v.at[page, place, head, :], v_s)
+      parts = keys.find(e, j)
+      edge = keys.is_edge(j, stop, parts)
+      for cache, s in ((k, k_s), (v, v_s)):
+        for page, place, part in parts:
+          tt.copy(cache.at[page, place, head, :], s.at[part])
       tt.gemm(q_s, k_s.T, logits, accumulate=False)
-      with tt.when(keys.is_edge(j, stop, page)):
-        logits[...] = tt.where(keys.seen(j, stop, page, i * bm, bm), logits[...], -jnp.inf)
+      with tt.when(edge):
+        logits[...] = tt.where(keys.seen(j, stop, keys.find(e, j), i * bm, bm), logits[...], -jnp.inf)
       new = running_top(top[...], tt.max(logits[...], axis=1), c)
       base = tt.where(new == -jnp.inf, 0, new) * c         # a row that has seen no key yet
       alpha = tt.exp2(top[...] * c - base, approximate=True)
@@ -128,7 +130,7 @@ def flash_decode(query: jax.Array, key: jax.Array, value: jax.Array, lengths: ja
   scale = 1 / math.sqrt(h) if scale is None else scale
   check_scale("flash_decode", scale)
   heads = key.shape[2]
-  tiling = choose_decode_tiling(h, 1024 if block_table is None else key.shape[1])
+  tiling = choose_decode_tiling(h, None if block_table is None else key.shape[1])
   kernel = functools.partial(flash_decode_kernel, tiling=tiling, sight=Sight(t if is_causal else 1, n // heads),
                              scale=float(scale))
   return split_attention("flash_decode", kernel, query, (key, value), lengths, block_table, heads=heads, width=h,

@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -41,28 +43,40 @@ class Keys:
     """Of an example, in keys."""
     return self.cache.shape[1] * (1 if self.table is None else self.table.shape[1])
 
-  def find(self, e: Any, j: Any) -> tuple[Any, Any]:
-    """The first two indices of the j-th block of example e; the first one is the page."""
+  def find(self, e: Any, j: Any) -> list[tuple[Any, Any, slice]]:
+    """Of the j-th block of example e, part by part: the first two indices, of which the first is the page, and the rows
+    of the block."""
+    size, block = self.cache.shape[1], self.block
     if self.table is None:
-      return e, tt.block(j, self.block)
-    blocks = self.cache.shape[1] // self.block
-    return self.table[e, j // blocks], tt.block(j % blocks, self.block)
+      return [(e, tt.block(j, block), slice(None))]
+    if size >= block:
+      blocks = size // block
+      return [(self.table[e, j // blocks], tt.block(j % blocks, block), slice(None))]
+    pages = block // size
+    return [(self.table[e, j * pages + i], slice(None), slice(i * size, (i + 1) * size)) for i in range(pages)]
 
-  def is_edge(self, j: Any, stop: Any, page: Any) -> Any:
+  def is_edge(self, j: Any, stop: Any, parts: Sequence[tuple[Any, Any, slice]]) -> Any:
     """Whether any row does not see all keys of the block, where keys from `stop` on are not there."""
     edge = (j + 1) * self.block > stop - (self.sight.tokens - 1)
-    return edge if self.table is None else edge | (page < 0) | (page >= self.cache.shape[0])
+    for page, _, _ in parts if self.table is not None else ():
+      edge = edge | (page < 0) | (page >= self.cache.shape[0])
+    return edge
 
-  def seen(self, j: Any, stop: Any, page: Any, first_row: Any, rows: int) -> Any:
+  def seen(self, j: Any, stop: Any, parts: Sequence[tuple[Any, Any, slice]], first_row: Any, rows: int) -> Any:
     """bool [rows or 1, block]."""
     at = tt.arange(self.block)[None, :]
     end = stop - j * self.block
-    if self.table is not None:
-      end = tt.where((page >= 0) & (page < self.cache.shape[0]), end, 0)
     if self.sight.tokens == 1:
-      return at < end
-    token = (first_row + tt.arange(rows)) // self.sight.group
-    return at < (end - (self.sight.tokens - 1 - token))[:, None]
+      seen = at < end
+    else:
+      token = (first_row + tt.arange(rows)) // self.sight.group
+      seen = at < (end - (self.sight.tokens - 1 - token))[:, None]
+    for page, _, part in parts if self.table is not None else ():
+      gone = (page < 0) | (page >= self.cache.shape[0])
+      if len(parts) > 1:
+        gone = gone & (at >= part.start) & (at < part.stop)
+      seen = seen & ~gone
+    return seen
 
 
 def check_cache(name: str, batch: int, cache: Any, lengths: Any, table: Any) -> None:
@@ -81,6 +95,11 @@ def check_cache(name: str, batch: int, cache: Any, lengths: Any, table: Any) -> 
   if not cache.shape[0] or not cache.shape[1] or cache.shape[1] % _LEAST_BLOCK:
     raise TileTypeError(f"{name}: {cache.shape[0]} pages of {cache.shape[1]} keys", loc=caller_loc(),
                         hint=f"one page or more, of a multiple of {_LEAST_BLOCK} keys")
+
+
+def block_of(most: int, page_size: int | None) -> int:
+  """Keys of a block: `most`, where pages are as large or several make it up; else what divides both."""
+  return most if page_size is None or page_size % most == 0 or most % page_size == 0 else math.gcd(most, page_size)
 
 
 def check_scale(name: str, scale: Any) -> None:

@@ -19,7 +19,7 @@ import tiletrace as tt
 from tiletrace.core.errors import TileTypeError
 from tiletrace.core.source import caller_loc
 from tiletrace.kernels.flash_decode import flash_decode_reference
-from tiletrace.kernels.kv_cache import Keys, Sight, check_cache, check_scale
+from tiletrace.kernels.kv_cache import Keys, Sight, block_of, check_cache, check_scale
 from tiletrace.kernels.split_kv import each_piece, running_top, split_attention, store_piece
 
 _LOG2E = math.log2(math.e)
@@ -35,16 +35,18 @@ class MlaTiling:
   num_stages: int
 
 
-def choose_mla_tiling(rows: int, block: int) -> MlaTiling:
+def choose_mla_tiling(rows: int, page_size: int | None = None) -> MlaTiling:
   """Where several tiles of rows share a cache through L2, arithmetic bounds: 128 keys in one slot, since wgmma of fewer
   for each warpgroup waits for shared memory; a chunk is refilled once its values are added, while others still are.
-  Where memory bounds, or pages are short: two slots, so that one is always on its way.
+  Where memory bounds: two slots, so that one is always on its way.
 
   Args:
     rows: queries that share a cache, s_q * heads.
-    block: keys that lie one after another: of a page, or any large number.
+    page_size: of a cache in pages.
   """
-  return MlaTiling(128, 4, 1) if rows > _ROWS and block % 128 == 0 else MlaTiling(math.gcd(block, 64), 1, 2)
+  if rows > _ROWS and (page_size is None or (page_size % 64 == 0 and block_of(128, page_size) == 128)):
+    return MlaTiling(128, 4, 1)
+  return MlaTiling(64 if page_size is None else math.gcd(64, page_size), 1, 2)     # more pages take more registers
 
 
 def mla_decode_kernel(starts, owners, q, cache, lengths, table, out, residual, partial, partial_lse, *, tiling, scale,
@@ -71,15 +73,16 @@ def mla_decode_kernel(starts, owners, q, cache, lengths, table, out, residual, p
     tt.copy(q.at[e, 0, rows, :LATENT], q_s)
     q_rope = q[e, 0, rows, LATENT:]                        # in registers: shared memory is full
     for j in tt.pipelined(first, last, num_stages=tiling.num_stages):
-      page, place = keys.find(e, j)
-      tt.copy(cache.at[page, place, LATENT:], rope_s)
-      for chunk, s in zip(chunks, kv_s, strict=True):
-        tt.copy(cache.at[page, place, chunk], s)
+      parts = keys.find(e, j)
+      edge = keys.is_edge(j, stop, parts)
+      for columns, s in ((slice(LATENT, None), rope_s), *zip(chunks, kv_s, strict=True)):
+        for page, place, part in parts:
+          tt.copy(cache.at[page, place, columns], s.at[part])
       tt.gemm(q_rope, rope_s.T, logits, accumulate=False, policy=tt.FULL_COL)
       for chunk, s in zip(chunks, kv_s, strict=True):
         tt.gemm(q_s.at[:, chunk], s.T, logits, policy=tt.FULL_COL)
-      with tt.when(keys.is_edge(j, stop, page)):
-        logits[...] = tt.where(keys.seen(j, stop, page, i * _ROWS, _ROWS), logits[...], -jnp.inf)
+      with tt.when(edge):
+        logits[...] = tt.where(keys.seen(j, stop, keys.find(e, j), i * _ROWS, _ROWS), logits[...], -jnp.inf)
       new = running_top(top[...], tt.max(logits[...], axis=1), c)
       base = tt.where(new == -jnp.inf, 0, new) * c         # a row that has seen no key yet
       alpha = tt.exp2(top[...] * c - base, approximate=True)
@@ -111,7 +114,7 @@ def mla_decode(query: jax.Array, cache: jax.Array, lengths: jax.Array, *, scale:
     query: bfloat16 or float16 [b, s_q, heads, 576] of the last s_q tokens: 512 in the latent space, and 64 with a
       position (rope). Tiles have 64 rows of s_q * heads: fewer cost the same.
     cache: of the same dtype [b, s, 576]; or, with block_table, pages [pages, page_size, 576], page_size a multiple of
-      16, better of 128.
+      16, better 64 or 128.
     lengths: int32 [b], of the sequences, the last s_q tokens included. Taken as 0 or more, and at most s (or
       max_pages * page_size). What lies past them is not used, whatever it is.
     scale: of the logits, above 0. 1 / sqrt(192) for DeepSeek-V2 and V3: that of heads before weights were absorbed.
@@ -143,7 +146,7 @@ def mla_decode(query: jax.Array, cache: jax.Array, lengths: jax.Array, *, scale:
   b, t, heads, _ = _check_operands(query, cache)
   check_cache("mla_decode", b, cache, lengths, block_table)
   check_scale("mla_decode", scale)
-  tiling = choose_mla_tiling(t * heads, 1024 if block_table is None else cache.shape[1])
+  tiling = choose_mla_tiling(t * heads, None if block_table is None else cache.shape[1])
   return mla_decode_tiled(query, cache, lengths, block_table, tiling, scale=scale, is_causal=is_causal,
                           residual=return_residual)
 

@@ -103,6 +103,34 @@ def test_of_a_ring_with_one_slot_only_the_phase_is_counted():
   assert len(flips) == 6 and not slots                     # three rings, of both roles
 
 
+def paged_kernel(x, table, y, z, *, whole):
+  """z = y @ the sum of pairs of pages of x, whose numbers are in the table; not `whole`: of first pages alone."""
+  s = tt.alloc_shared((64, 64), BF16)
+  y_s = tt.alloc_shared((64, 64), BF16)
+  acc = tt.alloc_fragment((64, 64), F32)
+  acc[...] = 0
+  tt.copy(y, y_s)
+  for k in tt.pipelined(table.shape[0] // 2, num_stages=3):
+    for i in range(2 if whole else 1):
+      tt.copy(x.at[table[2 * k + i], :, :], s.at[32 * i:32 * i + 32])
+    tt.gemm(y_s if whole else y_s.at[:, :32], s if whole else s.at[:32], acc)
+  z[...] = acc[...]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_rows_of_two_pages_are_one_push_and_those_of_one_page_none(whole):
+  x, y, table = random(0, 9, 32, 64), random(1, 64, 64), np.asarray([3, 8, 1, -1, 0, 9, 2, 2], np.int32)
+  types = [struct(9, 32, 64, dtype=BF16), struct(8, dtype=jnp.int32), struct(64, 64, dtype=BF16)]
+  lowered = lower(paged_kernel, types, struct(64, 64), static={"whole": whole})
+  assert ("ring s: 3 slots of 8192 bytes, filled by TMA" in lowered.as_text("schedule")) == whole
+  pages = np.concatenate([x, np.zeros_like(x[:1])])[np.where(table < 0, 9, table)].astype(np.float64)
+  total = pages.reshape(4, 64, 64).sum(0)
+  want = y.astype(np.float64) @ total if whole else y[:, :32].astype(np.float64) @ total[:32]
+  for seed in range(3):
+    got = lowered.simulate(x, table, y, seed=seed)
+    assert_close(got[0] if isinstance(got, (tuple, list)) else got, want, "gemm")
+
+
 def test_a_store_where_no_copy_reaches_makes_one_slot():
   def kernel(x, y):
     s = tt.alloc_shared((64,), F32)

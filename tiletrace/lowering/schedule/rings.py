@@ -1,9 +1,9 @@
 """Rings: which shared buffers are FIFOs of slots, pushed by copies and popped by their last use.
 
-A buffer is a ring if it is filled by copies of the whole buffer from global memory, by TMA or, in a loop of several
-stages, by threads, and everything that such a copy brings is used in the block of the copy, before the next one. In
-between consumers may change it. Buffers that are pushed side by side and used over the same stretch share their
-barriers.
+A buffer is a ring if it is filled by copies of the whole buffer from global memory, by TMA (also in parts, rows after
+rows, as from two pages) or, in a loop of several stages, by threads, and everything that such a copy brings is used in
+the block of the copy, before the next one. In between consumers may change it. Buffers that are pushed side by side and
+used over the same stretch share their barriers.
 """
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import dataclasses
 from collections.abc import Callable, Iterator
 
 from tiletrace.core.effects import Access, RefEffect
-from tiletrace.core.graph import Block, Eqn, TileGraph, Var, walk
+from tiletrace.core.graph import Block, Eqn, RefOperand, TileGraph, Var, walk
 from tiletrace.core.rules import effects
-from tiletrace.core.types import Space
+from tiletrace.core.types import Space, whole_view
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -70,8 +70,50 @@ def _is_push(eqn: Eqn, buffer: Var, stages: int, fillable: Callable[[Var], bool]
   if eqn.primitive.name != "copy":
     return False
   src, dst = eqn.refs
-  whole = dst.root is buffer and dst.view.is_whole and src.type.space is Space.GLOBAL
+  whole = dst.root is buffer and _is_all(dst) and src.type.space is Space.GLOBAL
   return whole and (is_tma(eqn) or (stages > 1 and fillable(buffer)))
+
+
+def _is_all(ref: RefOperand) -> bool:
+  return ref.view == whole_view(ref.root.type.shape)  # type: ignore[union-attr]
+
+
+def _pushes_in_parts(block: Block) -> dict[Eqn, tuple[Eqn, ...]]:
+  """Copies by TMA of rows that together are all rows of a buffer, one after another, before anything uses it: each of
+  them -> all of them."""
+  found: dict[Eqn, tuple[Eqn, ...]] = {}
+  begun: dict[Var, tuple[tuple[Eqn, ...], int]] = {}       # the copies, and the row that they reach
+  for eqn in block.eqns:
+    for inner in eqn.blocks:
+      found |= _pushes_in_parts(inner)
+    rows = _rows_of(eqn)
+    buffer = eqn.refs[1].root if rows is not None else None
+    for used in shared_uses(eqn):
+      if used is not buffer:
+        begun.pop(used, None)
+    if rows is None or buffer is None:
+      continue
+    copies, reached = begun.pop(buffer, ((), 0))
+    if rows.start == reached:
+      begun[buffer] = ((*copies, eqn), rows.stop)
+    if buffer in begun and rows.stop == buffer.type.shape[0]:  # type: ignore[union-attr]
+      copies, _ = begun.pop(buffer)
+      found |= dict.fromkeys(copies, copies)
+  return found
+
+
+def _rows_of(eqn: Eqn) -> range | None:
+  """The rows of a shared buffer that a copy by TMA writes, in full, and not all of them; None of other equations."""
+  if eqn.primitive.name != "copy" or not is_tma(eqn) or eqn.refs[0].type.space is not Space.GLOBAL:
+    return None
+  dst = eqn.refs[1]
+  first, *others = dst.view.dims
+  plain = dst.view.perm == tuple(range(len(dst.view.dims))) and all(
+      d.stride == 1 and not d.squeezed and not d.edges for d in dst.view.dims)
+  full = all(d.start == 0 and d.size == n for d, n in zip(others, dst.root.type.shape[1:], strict=True))  # type: ignore[union-attr]
+  if not plain or not full or _is_all(dst) or not isinstance(first.start, int) or not isinstance(first.size, int):
+    return None
+  return range(first.start, first.start + first.size)
 
 
 def _depth(eqn: Eqn, around: int) -> int:
@@ -97,6 +139,7 @@ def find_rings(graph: TileGraph, fillable: Callable[[Var], bool]) -> tuple[list[
   notes: list[str] = []
   refused: set[Var] = set()
   changed: dict[Var, Eqn] = {}
+  parts = _pushes_in_parts(graph.body)
   for eqn, stages in _walk_stages(graph.body, 1):
     for effect in effects(eqn) if not eqn.blocks else ():
       if isinstance(effect, RefEffect) and effect.access is Access.WRITE:
@@ -105,7 +148,7 @@ def find_rings(graph: TileGraph, fillable: Callable[[Var], bool]) -> tuple[list[
           continue
         if eqn.primitive.name != "copy":
           changed.setdefault(ref.root, eqn)
-        elif not _is_push(eqn, ref.root, stages, fillable):
+        elif eqn not in parts and not _is_push(eqn, ref.root, stages, fillable):
           refused.add(ref.root)
           notes.append(_filled_by_consumers(ref.root, eqn))
   for buffer, eqn in changed.items():
@@ -113,11 +156,11 @@ def find_rings(graph: TileGraph, fillable: Callable[[Var], bool]) -> tuple[list[
       refused.add(buffer)
       notes.append(_filled_by_consumers(buffer, eqn))
   segments: dict[frozenset[Var], list[tuple[Segment, int]]] = {}
-  _collect(graph.body, 1, refused, segments, notes)
+  _collect(graph.body, 1, refused, parts, segments, notes)
   keys = _disjoint(segments, refused)
   rings = []
   for key, found in keys.items():
-    order = tuple(c.refs[1].root for c in found[0][0].copies)
+    order = tuple(dict.fromkeys(c.refs[1].root for c in found[0][0].copies))
     assert set(order) == set(key)
     rings.append(Ring(order, max(n for _, n in found), tuple(s for s, _ in found)))
   return rings, notes
@@ -161,35 +204,38 @@ def _disjoint(segments: dict[frozenset[Var], list[tuple[Segment, int]]],
   return out
 
 
-def _collect(block: Block, stages: int, refused: set[Var], out: dict, notes: list[str]) -> None:
-  pushes: list[tuple[int, Eqn]] = []
+def _collect(block: Block, stages: int, refused: set[Var], parts: dict[Eqn, tuple[Eqn, ...]], out: dict,
+             notes: list[str]) -> None:
+  pushes: list[tuple[int, tuple[Eqn, ...]]] = []           # the place of the last copy, and the copies
   for i, eqn in enumerate(block.eqns):
     for inner in eqn.blocks:
-      _collect(inner, _depth(eqn, stages), refused, out, notes)
+      _collect(inner, _depth(eqn, stages), refused, parts, out, notes)
     if eqn.primitive.name == "copy" and eqn.refs[1].type.space is Space.SHARED and eqn.refs[1].root not in refused:
-      pushes.append((i, eqn))  # whatever else writes the buffer is refused
-  spans: list[tuple[int, Eqn, int, int]] = []
-  later = {eqn for _, eqn in pushes}
-  for i, eqn in pushes:
-    buffer = eqn.refs[1].root
+      copies = parts.get(eqn, (eqn,))                      # whatever else writes the buffer is refused
+      if eqn is copies[-1]:
+        pushes.append((i, copies))
+  spans: list[tuple[int, tuple[Eqn, ...], int, int]] = []
+  later = {copies[0] for _, copies in pushes}
+  for i, copies in pushes:
+    buffer = copies[0].refs[1].root
     end = next((j for j in range(i + 1, len(block.eqns)) if _refills(block.eqns[j], buffer) or (
         block.eqns[j] in later and block.eqns[j].refs[1].root is buffer)), len(block.eqns))
     uses = [j for j in range(i + 1, end) if buffer in shared_uses(block.eqns[j])]
     if not uses:
       refused.add(buffer)
-      notes.append(f"{buffer.hint or 'buffer'} is one slot: what the copy at {eqn.loc.short()} brings is not used in "
-                   "its block")
+      at = copies[0].loc.short()
+      notes.append(f"{buffer.hint or 'buffer'} is one slot: what the copy at {at} brings is not used in its block")
     else:
-      spans.append((i, eqn, uses[0], uses[-1]))
-  groups: list[list[tuple[int, Eqn, int, int]]] = []
+      spans.append((i, copies, uses[0], uses[-1]))
+  groups: list[list[tuple[int, tuple[Eqn, ...], int, int]]] = []
   for span in spans:
-    if groups and groups[-1][0][2:] == span[2:] and span[0] < span[2] and span[1].refs[1].root not in {
-        s[1].refs[1].root for s in groups[-1]}:
+    if groups and groups[-1][0][2:] == span[2:] and span[0] < span[2] and span[1][0].refs[1].root not in {
+        s[1][0].refs[1].root for s in groups[-1]}:
       groups[-1].append(span)
     else:
       groups.append([span])
   for group in groups:
-    copies = tuple(s[1] for s in group)
+    copies = tuple(c for s in group for c in s[1])
     segment = Segment(copies, block.eqns[group[0][2]], block.eqns[group[0][3]])
     out.setdefault(frozenset(c.refs[1].root for c in copies), []).append((segment, stages))
 
