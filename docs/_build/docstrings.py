@@ -22,7 +22,7 @@ def sections(text: str) -> str:
       line = f"{found[1]}:" if found[2] else "Examples:"
     if found and out and out[-1]:
       out.append("")
-    if line.startswith(">>> ") and not (out and out[-1].startswith((">>>", "...", "  "))):
+    if line.startswith(">>> ") and out and not out[-1]:
       out.append("Examples:")
     out.append(line)
   return "\n".join(_indented(out))
@@ -38,8 +38,18 @@ def _indented(lines: list[str]) -> list[str]:
 
 
 class Sections(griffe.Extension):
-  """Rewrites every docstring when it is found."""
+  """Rewrites docstrings, and leaves out of signatures what tells a reader nothing."""
 
   def on_object(self, *, obj: Any, **kwargs: Any) -> None:
     if obj.docstring is not None:
       obj.docstring.value = sections(obj.docstring.value)
+
+  def on_function(self, *, func: griffe.Function, **kwargs: Any) -> None:
+    """`**unknown` is there to refuse other systems' keywords by name; Any says nothing."""
+    if "unknown" in func.parameters:
+      del func.parameters["unknown"]
+    for parameter in func.parameters:
+      if str(parameter.annotation) == "Any":
+        parameter.annotation = None
+    if str(func.returns) == "Any":
+      func.returns = None

@@ -46,7 +46,12 @@ def test_mkdocs_builds_the_site_without_warnings(tmp_path: pathlib.Path):
 
   assert done.returncode == 0, done.stderr
   assert "WARNING" not in done.stderr
-  page = (tmp_path / "reference/gemm/index.html").read_text()
-  assert 'id="tiletrace.gemm"' in page
-  assert "acc += a @ b" in page
-  assert "doctest" not in "".join(p.read_text() for p in tmp_path.rglob("reference/*/index.html"))
+  pages = {page.parent.name: page.read_text() for page in tmp_path.glob("reference/*/index.html")}
+  assert 'id="tiletrace.gemm"' in pages["gemm"]
+  assert "acc += a @ b" in pages["gemm"]
+  assert pages["gemm"].count("<table>") == 1                       # the docstring's table of dtypes
+  assert pages["gemm"].count("Examples:") == 1
+  assert pages["functions"].count("Examples:") == pages["functions"].count('class="doc doc-object doc-function"')
+  text = "".join(pages.values())
+  assert "<blockquote>" not in text, "an example that was not taken for one"
+  assert "**unknown" not in re.sub(r"<[^>]+>", "", text)

@@ -130,16 +130,13 @@ def gemm(a: Any, b: Any, acc: Any, *, accumulate: Any = True, policy: Any = None
          dispatch: str | None = None, **unknown: Any) -> None:
   """`acc += a @ b`, or `acc = a @ b`.
 
-  =====================================  ===========  ================================================================
-  a and b                                acc          sums
-  =====================================  ===========  ================================================================
-  bf16 and bf16, f16 and f16             f32          f32
-  f16 and f16                            f16          f16, rounded after every 16 products; half the registers
-  f8e4m3 or f8e5m2, each                 f32          about 14 bits within one gemm: add several gemms of k = 128 in
-                                                      f32 where that is too little
-  i8 or u8, each                         i32          exact, modulo 2**32
-  f32 and f32 with precision="tf32"      f32          f32, of operands cut to 10 bits of mantissa
-  =====================================  ===========  ================================================================
+  | a and b | acc | sums |
+  |---|---|---|
+  | bf16 and bf16, f16 and f16 | f32 | f32 |
+  | f16 and f16 | f16 | f16, rounded after every 16 products; half the registers |
+  | f8e4m3 or f8e5m2, each | f32 | about 14 bits in one gemm: add several, of k = 128, in f32 where that is too little |
+  | i8 or u8, each | i32 | exact, modulo 2**32 |
+  | f32 and f32 with precision="tf32" | f32 | f32, of operands cut to 10 bits of mantissa |
 
   Args:
     a: [m, k] in shared memory or a fragment, or a tile value. Transposes are views: `a_s.T`.
