@@ -24,13 +24,16 @@ class Pending:
   """A group in flight: what it writes and reads in registers and shared memory."""
   acc: Var
   a_fragment: Var | None
+  a_value: Var | None
   shared: frozenset[Var]
 
 
 def pending_of(gemm: Eqn) -> Pending:
   refs = gemm.refs
   a = refs[0].root if gemm.params["a_in"] == "ref" and refs[0].type.space is Space.FRAGMENT else None
-  return Pending(refs[-1].root, a, frozenset(r.root for r in refs if r.type.space is Space.SHARED))
+  value = gemm.values[-1] if gemm.params["a_in"] == "value" else None
+  return Pending(refs[-1].root, a, value if isinstance(value, Var) else None,
+                 frozenset(r.root for r in refs if r.type.space is Space.SHARED))
 
 
 def gemms_in(block: Block) -> list[Eqn]:
@@ -54,6 +57,8 @@ def conflicts(eqn: Eqn, group: Pending) -> bool:
     return eqn.params["a_in"] == "ref" and eqn.refs[0].root is group.acc
   reads, writes = accesses(eqn)
   if group.acc in reads | writes or (group.a_fragment is not None and group.a_fragment in writes):
+    return True
+  if group.a_value is not None and group.a_value in eqn.outvars:
     return True
   return bool(group.shared & writes) or (bool(eqn.blocks) and any(gemms_in(b) for b in eqn.blocks))
 

@@ -2,19 +2,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
-from tiletrace.core.graph import Atom, Block, Eqn, RefOperand, Var, prefixed, with_refs
+from tiletrace.core.graph import Atom, Block, Eqn, RefOperand, Var, prefixed, walk, with_refs
 from tiletrace.core.ops import control, elementwise, mma
 from tiletrace.lowering.facts import Facts
-from tiletrace.lowering.schedule.asynchrony import (
-  Pending,
-  accesses,
-  conflicts,
-  pending_of,
-  sink_casts,
-  stays_in_flight,
-)
+from tiletrace.lowering.schedule.asynchrony import accesses, gemms_in, sink_casts, stays_in_flight
 from tiletrace.lowering.schedule.builder import Builder, RingState
+from tiletrace.lowering.schedule.flight import Flight, Group, Held
 from tiletrace.lowering.schedule.rings import Ring, Segment
 
 
@@ -33,13 +28,6 @@ class RingResources:
 
   def release(self, b: Builder, slot: Atom, arrivals: int) -> None:
     b.arrive(self.empty, slot, arrivals, cluster=bool(self.multicast))
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class _Group:
-  """A wgmma group in flight and the rings whose slot it is the last reader of: (resources, state, slot)."""
-  pending: Pending
-  releases: list[tuple[RingResources, RingState, Atom]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -78,31 +66,30 @@ class Consumer:
 
   # ---- straight lines
 
-  def block(self, block: Block) -> Block:
-    """A block that leaves no group pending."""
+  def block(self, block: Block, *, settled: bool = False) -> Block:
+    """A block that leaves no group pending. `settled`: a wait for all groups stands before it."""
+    flight = Flight(self.arrivals, settled=settled)
+    block = self._line(block, flight)
+    return _appended(block, flight.finish)
+
+  def _line(self, block: Block, flight: Flight) -> Block:
+    """A block that leaves in flight what is in flight at its end."""
     out: list[Eqn] = []
-    groups: list[_Group] = []
     opened: list[_Live] = []
     block, defining = sink_casts(block)
     for eqn in block.eqns:
       if eqn in self._pushes:
         continue
       b = Builder(eqn.loc)
-      for resources, segment in self._starts.get(eqn, ()):
+      starts = self._starts.get(eqn, ())
+      flight.before(b, defining.get(eqn, eqn), [r for r, _ in starts])
+      for resources, segment in starts:
         opened.append(self._acquire(b, resources, segment, block))
-      conflicting = (i for i in reversed(range(len(groups))) if conflicts(defining.get(eqn, eqn), groups[i].pending))
-      self._complete(b, groups, next(conflicting, -1))
       out += b.eqns
-      group = self._equation(eqn, out)
-      if group is not None:
-        groups.append(group)
+      out += self._equation(eqn, flight)
       done = [l for l in opened if l.segment.last_use is eqn]
       opened = [l for l in opened if l not in done]
-      out += self._release_after(eqn, done, groups)
-    b = Builder(block.eqns[-1].loc) if block.eqns else None
-    if b is not None:
-      self._complete(b, groups, len(groups) - 1)
-      out += b.eqns
+      out += self._release_after(eqn, done, flight)
     return dataclasses.replace(block, eqns=tuple(out))
 
   def _acquire(self, b: Builder, resources: RingResources, segment: Segment, block: Block) -> _Live:
@@ -116,50 +103,90 @@ class Consumer:
       self.live[v] = live
     return live
 
-  def _equation(self, eqn: Eqn, out: list[Eqn]) -> _Group | None:
-    """Appends the rewritten equation; returns the group that it puts in flight."""
+  def _equation(self, eqn: Eqn, flight: Flight) -> list[Eqn]:
+    """The rewritten equation; a gemm puts its group in flight."""
     if eqn.primitive is mma.gemm_p:
-      out.append(self._redirect(eqn).replace(primitive=mma.gemm_async_p))
-      return _Group(pending_of(eqn), [])
-    if eqn.primitive.name == "for_loop" and stays_in_flight(eqn, self._pushes) and self._can_release_late(eqn):
-      out += self._pipelined_gemm_loop(eqn)
-      return None
+      flight.groups.append(Group.of(eqn))
+      return [self._redirect(eqn).replace(primitive=mma.gemm_async_p)]
+    if eqn.primitive is control.for_loop_p:
+      if stays_in_flight(eqn, self._pushes) and self._can_release_late(eqn):
+        return self._pipelined_gemm_loop(eqn)
+      return self._loop(eqn, flight.settled)
     eqn = self._redirect(eqn)
-    out.append(eqn.replace(blocks=tuple(map(self.block, eqn.blocks))) if eqn.blocks else eqn)
-    return None
+    blocks = tuple(self.block(b, settled=flight.settled) for b in eqn.blocks)
+    return [eqn.replace(blocks=blocks) if blocks else eqn]      # one that stays the same is known by identity
+
+  def _loop(self, loop: Eqn, settled: bool) -> list[Eqn]:
+    """A loop whose groups are in flight over the back edge, where something overlaps with them there."""
+    body, said = loop.blocks[0], len(self.notes)
+    repeated, accumulators = (body.invars[0], loop.values[0]), {g.refs[-1].root for g in gemms_in(body)}
+    flight = Flight(self.arrivals, (), repeated, accumulators, settled)
+    block = self._line(body, flight)
+    left = flight.left()
+    if left and self._may_go_round(body, left):
+      notes = self.notes[said:]
+      del self.notes[said:]
+      alone = stays_in_flight(loop, self._pushes)             # else the producer is to run ahead meanwhile
+      round_ = Flight(self.arrivals, left, repeated, accumulators, settled, 0 if alone else 1)
+      again = self._line(body, round_)
+      if alone:
+        again = _appended(again, round_.finish_old)
+      if round_.lost is None and not round_.old and _alike(round_.left(), left):
+        return [*self._before(loop, round_), loop.replace(blocks=(again,)), *self._after(loop, left)]
+      self.notes[said:] = notes
+    return [*self._before(loop, flight), loop.replace(blocks=(_appended(block, flight.finish),))]
+
+  def _before(self, loop: Eqn, flight: Flight) -> list[Eqn]:
+    b = Builder(loop.loc)
+    if flight.unsettled:
+      b.bind(mma.wgmma_wait_p, (), {"n": 0})
+    return b.eqns
+
+  def _may_go_round(self, body: Block, left: list[Group]) -> bool:
+    """No ring is used in a block inside, so that the slots are counted; and what the loop carries is no operand."""
+    inside = any(e in self._starts for eqn in body.eqns for b in eqn.blocks for e in walk(b))
+    carried = {*body.invars, *body.outs}
+    return not inside and not any(g.pending.a_value in carried for g in left)
+
+  def _after(self, loop: Eqn, left: list[Group]) -> list[Eqn]:
+    """Completes what the last iteration left in flight."""
+    b = Builder(loop.loc)
+    b.bind(mma.wgmma_wait_p, (), {"n": 0})
+    held = [h for g in left for h in g.held]
+    if held and self._may_be_empty(loop):
+      inner = b.inner()
+      Flight(self.arrivals).release_old(inner, held)
+      b.when(b.op(elementwise.lt_p, *loop.values[:2]), inner.block())
+    elif held:
+      Flight(self.arrivals).release_old(b, held)
+    return b.eqns
 
   def _can_release_late(self, loop: Eqn) -> bool:
-    """Releasing one iteration late needs a second slot: with one, the producer would wait for what it holds up."""
+    """Releasing one iteration late needs a second slot: with one, the producer would wait for what it holds up. Of a
+    ring with several pushes an iteration slots are counted one by one (`_loop`)."""
     rings = [r for e in loop.blocks[0].eqns for r, _ in self._starts.get(e, ())]
+    if len(set(rings)) < len(rings):
+      return False
     single = [r.ring.name for r in rings if r.ring.slots == 1]
     if single:
       self.notes.append(f"{loop.loc.short()}  each gemm waits for itself: ring {single[0]} has one slot (num_stages=1)")
     return not single
 
-  def _release_after(self, eqn: Eqn, done: list[_Live], groups: list[_Group]) -> list[Eqn]:
+  def _release_after(self, eqn: Eqn, done: list[_Live], flight: Flight) -> list[Eqn]:
     """Slots whose last use was `eqn`: released now, or when the newest group that reads them is complete."""
     b = Builder(eqn.loc)
     if any(live.by_threads for live in done):
       _finish_reading(b)
     for live in done:
       buffers = set(live.resources.ring.buffers)
-      reader = next((g for g in reversed(groups) if buffers & g.pending.shared), None)
+      reader = next((g for g in reversed(flight.groups) if buffers & g.pending.shared), None)
       if reader is not None:
-        reader.releases.append((live.resources, live.state, live.slot))
+        reader.held.append(Held(live.resources, live.state, live.slot, flight.pushes[live.resources]))
       else:
         live.resources.release(b, live.slot, self.arrivals)
       live.state.advance(b)
+      flight.pushes[live.resources] += 1
     return b.eqns
-
-  def _complete(self, b: Builder, groups: list[_Group], upto: int) -> None:
-    """Waits until groups[0..upto] are complete; what a group was the last to read is released before the next one is
-    waited for, so that its refill is on the way meanwhile."""
-    for i, group in enumerate(groups[:upto + 1]):
-      if group.releases or i == upto:
-        b.bind(mma.wgmma_wait_p, (), {"n": len(groups) - 1 - i})
-      for resources, _, slot in group.releases:
-        resources.release(b, slot, self.arrivals)
-    del groups[:upto + 1]
 
   def _redirect(self, eqn: Eqn) -> Eqn:
     """Views of ring buffers become views of the slot that is live."""
@@ -231,6 +258,20 @@ class Consumer:
   def _may_be_empty(self, loop: Eqn) -> bool:
     lo, hi = (self.facts[a] for a in loop.values[:2])
     return lo.hi >= hi.lo
+
+
+def _appended(block: Block, finish: Callable[[Builder], None]) -> Block:
+  if not block.eqns:
+    return block
+  b = Builder(block.eqns[-1].loc)
+  finish(b)
+  return dataclasses.replace(block, eqns=(*block.eqns, *b.eqns))
+
+
+def _alike(left: list[Group], right: list[Group]) -> bool:
+  def key(groups: list[Group]) -> list:
+    return [(g.gemm, [(h.resources, h.at) for h in g.held]) for g in groups]
+  return key(left) == key(right)
 
 
 def _finish_reading(b: Builder) -> None:

@@ -1,0 +1,144 @@
+"""wgmma groups in flight along a straight line, and the slots of rings that they were the last to read.
+
+A group of one iteration may be in flight when the next one starts. ptxas counts groups along a straight line only: such
+a group is complete, for its registers, at `wait_group 0` alone (PTX ISA, wgmma.wait_group).
+"""
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence, Set
+from typing import TYPE_CHECKING
+
+from tiletrace.core.graph import Atom, Eqn, Var
+from tiletrace.core.ops import elementwise, mma
+from tiletrace.core.types import TileType
+from tiletrace.lowering.schedule.asynchrony import Pending, accesses, conflicts, pending_of
+from tiletrace.lowering.schedule.builder import Builder, RingState
+
+if TYPE_CHECKING:
+  from tiletrace.lowering.schedule.consumer import RingResources
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Held:
+  """A slot that is released when its group is complete.
+
+  `slot` is None for one of the iteration before; it lies `pushes - at` slots behind the ring's state.
+  """
+  resources: RingResources
+  state: RingState
+  slot: Atom | None
+  at: int
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Group:
+  gemm: Eqn
+  pending: Pending
+  held: list[Held]
+
+  @classmethod
+  def of(cls, gemm: Eqn) -> Group:
+    return cls(gemm, pending_of(gemm), [])
+
+
+class Flight:
+  """The groups in flight at a point of a straight line, oldest first.
+
+  Args:
+    old: groups that the iteration before left in flight.
+    repeated: (index, first index) of the loop; in its first iteration there is nothing of an iteration before.
+    accumulators: those of the loop that the line is the body of.
+    settled: a `wait_group 0` stands before the line.
+    spare: slots of a ring that `old` leaves to the producer, besides the one that is used next.
+
+  Attributes:
+    pushes: how often the line has advanced each ring.
+    lost: why `old` had better be waited for at the end of an iteration, or None.
+    settled: a `wait_group 0` stands in the line, or before it.
+    unsettled: where none does, an accumulator is used that an iteration before has written, while another group is in
+      flight. ptxas then puts a wait for all groups there (C7517): it sees no wait on the way into the loop.
+  """
+
+  def __init__(self, arrivals: int, old: Sequence[Group] = (), repeated: tuple[Var, Atom] | None = None,
+               accumulators: Set[Var] = frozenset(), settled: bool = False, spare: int = 0):
+    self.arrivals, self.old, self.repeated = arrivals, list(old), repeated
+    self.accumulators, self.settled, self.unsettled, self.spare = accumulators, settled, False, spare
+    self.groups: list[Group] = []
+    self.pushes: Counter[RingResources] = Counter()
+    self.lost: str | None = None
+    self._held = [h for g in self.old for h in g.held]       # what `old` has not released
+    self._overlaps = False
+
+  def before(self, b: Builder, eqn: Eqn, acquired: list[RingResources]) -> None:
+    """The waits and releases before an equation that uses slots of the rings `acquired` for the first time."""
+    upto = max((i for i, g in enumerate(self.groups) if conflicts(eqn, g.pending) or self._block(g.held, acquired, 0)),
+               default=-1)
+    from_before = any(conflicts(eqn, g.pending) for g in self.old) or self._block(self._held, acquired, self.spare)
+    if from_before and upto < len(self.groups) - 1:
+      self.lost = "a group of the same iteration would be waited for without need"
+    elif from_before and not self._overlaps:
+      self.lost = "nothing would overlap with it"
+    self._complete(b, len(self.groups) - 1 if from_before else upto, all_old=from_before)
+    if self.groups and not self.settled and eqn.primitive is not mma.gemm_p:
+      self.unsettled |= bool(self.accumulators & set().union(*accesses(eqn)))
+    self._overlaps |= eqn.primitive is mma.gemm_p or bool(eqn.blocks) or any(
+        isinstance(v.type, TileType) and v.type.shape for v in eqn.outvars)
+
+  def finish(self, b: Builder) -> None:
+    """Waits for everything."""
+    self._complete(b, len(self.groups) - 1, all_old=bool(self.old))
+
+  def finish_old(self, b: Builder) -> None:
+    """Waits for what is left of the iteration before. Only where nothing but wgmma touches the accumulators."""
+    if self.old:
+      self._wait(b, len(self.groups))
+      self.old = []
+
+  def _block(self, held: list[Held], acquired: list[RingResources], spare: int) -> bool:
+    """The producer cannot fill the slot that comes next, and `spare` more, before one of these is released."""
+    return any(h.resources in acquired and self._behind(h) + spare >= h.resources.ring.slots for h in held)
+
+  def _behind(self, held: Held) -> int:
+    return self.pushes[held.resources] - held.at
+
+  def _complete(self, b: Builder, upto: int, *, all_old: bool) -> None:
+    """Waits until groups[0..upto] are complete; what a group was the last to read is released before the next one is
+    waited for, so that its refill is on the way meanwhile. Groups of the iteration before are older than these."""
+    everything = bool(self.old) and (all_old or upto >= 0)
+    if everything:                       # a wait for fewer groups is not taken for a wait for those before them (C7514)
+      if upto < len(self.groups) - 1:
+        self.lost = "groups of one iteration are waited for one by one"
+      self._wait(b, 0)
+    for i, group in enumerate(self.groups[:upto + 1]):
+      if not everything and (group.held or i == upto):
+        self._wait(b, len(self.groups) - 1 - i)
+      for held in group.held:
+        assert held.slot is not None
+        held.resources.release(b, held.slot, self.arrivals)
+    del self.groups[:upto + 1]
+
+  def _wait(self, b: Builder, n: int) -> None:
+    b.bind(mma.wgmma_wait_p, (), {"n": n})
+    if self._held and self.repeated is not None:
+      inner = b.inner()
+      self.release_old(inner, self._held)
+      b.when(b.op(elementwise.ne_p, *self.repeated), inner.block())
+    self._held = []
+    if n == 0:
+      self.old, self.settled = [], True
+
+  def release_old(self, b: Builder, held: list[Held]) -> None:
+    for h in held:
+      slot = h.state.slot(b)
+      behind, slots = self._behind(h), h.resources.ring.slots
+      if behind % slots:
+        wrapped = b.op(elementwise.lt_p, slot, behind)
+        slot = b.select(wrapped, b.add(slot, slots - behind), b.sub(slot, behind))
+      h.resources.release(b, slot, self.arrivals)
+
+  def left(self) -> list[Group]:
+    """The groups in flight at the end, as the next iteration sees them."""
+    return [Group(g.gemm, g.pending, [Held(h.resources, h.state, None, -self._behind(h)) for h in g.held])
+            for g in self.groups]
