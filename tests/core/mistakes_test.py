@@ -187,7 +187,8 @@ def gemm_clear_keyword(x, y):
   tt.gemm(s, s.T, a, clear_accum=True)  #!
 
 
-@mistake(tt.TileTypeError, "gemm: a is f32, it takes f16 or bf16", "tt.gemm(s, s.T, a)", "astype(jnp.bfloat16)")
+@mistake(tt.TileTypeError, "gemm: a and b are f32, and tensor cores multiply 11 bits of each (tf32)",
+         "tt.gemm(s, s.T, a)", "astype(jnp.bfloat16)")
 def gemm_of_f32(x, y):
   s, a = tt.alloc_shared((64, 32), jnp.float32), tt.alloc_fragment((64, 64), jnp.float32)
   tt.gemm(s, s.T, a)  #!

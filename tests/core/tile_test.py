@@ -29,7 +29,7 @@ def test_a_cast_to_its_own_dtype_is_the_tile_itself():
   (bool, "tt.where(p, x, y)"), (lambda v: v[0] and v[1], "& | ~"), (lambda v: 0 < v < 1, "chained comparisons"),
   (lambda v: v in [1, 2], "tt.any(x == y)"), (lambda v: 1 in v, "tt.any(x == y)"), (int, "x.astype(jnp.int32)"),
   (float, "tt.exp rather than math.exp"), (lambda v: [10, 20][v], "tt.range for a loop"), (iter, "tt.parallel"),
-  (lambda v: max(v, v), "tt.maximum/tt.minimum"), (round, "tt.floor"), (lambda v: tuple(v), "tt.parallel")])
+  (lambda v: max(v, v), "tt.maximum/tt.minimum"), (round, "tt.round(x)"), (lambda v: tuple(v), "tt.parallel")])
 def test_protocols_that_need_a_value_are_refused_with_the_remedy(use, hint):
   with pytest.raises(tt.TileTypeError, match="is not known while tracing") as e:
     trace_values(use, F)
