@@ -266,7 +266,7 @@ def _check_not_zeroed(graph: TileGraph) -> None:
         read.add(ref.root)
       elif eqn.primitive is store_p and ref.root not in read and _is_zero(eqn, made):
         zeroed[ref] = eqn
-        lost = eqn if ref.view.is_whole else None
+        lost = eqn if ref.is_whole else None
       else:
         zeroed.pop(ref, None)
       if lost is not None:

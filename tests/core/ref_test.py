@@ -8,7 +8,7 @@ import pytest
 import tiletrace as tt
 from tests.tracing import Out, f32, i32, trace
 from tiletrace.core.errors import ResourceError, TileAttributeError, TileIndexError, TileTypeError
-from tiletrace.core.types import Dyn, View, ViewDim
+from tiletrace.core.types import Dyn, View, ViewDim, whole_view
 from tiletrace.lowering.xla.run import run
 
 rng = np.random.default_rng(8)
@@ -85,7 +85,7 @@ def test_the_view_names_root_coordinates():
 def test_an_edge_that_cannot_cut_anything_off_is_not_kept():
   assert view_in(lambda x: x.at[2:8].at[1:3], 16, 10).view.dims[0] == ViewDim(3, 2)
   assert view_in(lambda x: x.at[tt.block(tt.program_id(0), 4)], 16, 10).view.dims[0].edges == ()
-  assert view_in(lambda x: x.at[:, :].at[...], 16, 10).view.is_whole
+  assert view_in(lambda x: x.at[:, :].at[...], 16, 10).view == whole_view((16, 10))
 
 
 def test_a_dynamic_size_is_a_scalar_in_the_shape():

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tiletrace.core.source import Loc
-from tiletrace.core.types import BarrierType, Dyn, RefType, Size, TileType, Type, View, ViewDim
+from tiletrace.core.types import BarrierType, Dyn, RefType, Size, TileType, Type, View, ViewDim, whole_view
 
 
 class Primitive:
@@ -111,6 +111,11 @@ class RefOperand:
   @property
   def shape(self) -> tuple[int, ...]:
     return self.view.static_shape
+
+  @property
+  def is_whole(self) -> bool:
+    """The root itself, untouched."""
+    return self.view == whole_view(self.type.shape)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

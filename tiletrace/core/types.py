@@ -167,12 +167,6 @@ class View:
              if isinstance(p, Dyn)]
     return max(found, default=-1) + 1
 
-  @property
-  def is_whole(self) -> bool:
-    """The root itself, untouched."""
-    return self.perm == tuple(range(len(self.dims))) and all(
-        d.start == 0 and d.stride == 1 and not d.squeezed and not d.edges for d in self.dims)
-
 
 def whole_view(shape: tuple[int, ...]) -> View:
   return View(tuple(ViewDim(0, n) for n in shape), tuple(range(len(shape))))

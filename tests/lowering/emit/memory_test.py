@@ -146,3 +146,14 @@ def test_warpgroups_may_begin_inside_of_a_swizzle_s_period(warpgroups, swizzle, 
   call = tt.tile_call(kernel, struct(64, 96, dtype=dtype), grid=1, warpgroups=warpgroups)
   (got,) = simulated.run(call.lower(x), Case(call, (x,), (), "exact"))
   np.testing.assert_array_equal(got, x)
+
+
+def test_a_part_that_starts_where_its_fragment_does_is_not_all_of_it():
+  def kernel(x, y):
+    f = tt.alloc_fragment((64, 64), F32)
+    f[...] = x[...]
+    f[:, :32] = f[:, :32] * 2
+    y[...] = f[...]
+
+  with pytest.raises(tt.LayoutError, match="does not cut whole registers"):
+    lower(kernel, [struct(64, 64)], struct(64, 64))

@@ -68,7 +68,7 @@ def _store(ctx: EmitContext, eqn: Eqn) -> None:
 def _store_fragment(ctx: EmitContext, eqn: Eqn) -> None:
   (ref,), (value,) = eqn.refs, eqn.values
   whole, x = ctx.read(ref.root), ctx.read(value)
-  if ref.view.is_whole:
+  if ref.is_whole:
     move(ctx.b, whole, x)
     return
   src = coordinates(ctx.layouts[ref.root], ctx.scope.threads)
@@ -88,7 +88,7 @@ def _store_fragment(ctx: EmitContext, eqn: Eqn) -> None:
 def _fragment_part(ctx: EmitContext, ref: RefOperand, out: Var) -> Elements:
   """The registers of a static view of a fragment."""
   whole = ctx.read(ref.root)
-  if ref.view.is_whole:
+  if ref.is_whole:
     return whole
   src = coordinates(ctx.layouts[ref.root], ctx.scope.threads)
   wanted = view_coordinates(ref, coordinates(ctx.layouts[out], ctx.scope.threads))

@@ -56,7 +56,7 @@ def _cut(ref: RefOperand, layout: Layout) -> Layout | None:
 
 
 def _fragment(ref: RefOperand, value: Var, eqn: Eqn) -> Relates:
-  if ref.view.is_whole:
+  if ref.is_whole:
     return equal(ref.root, value, eqn)
   return Relates(ref.root, value, eqn, lambda layout: _cut(ref, layout), lambda layout: None)
 
@@ -96,8 +96,8 @@ def _store(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
       assert isinstance(m, Var)
       yield equal(m, value, eqn)
   if ref.type.space is Space.FRAGMENT:
-    yield Relates(value, ref.root, eqn, lambda l: l if ref.view.is_whole else None,
-                  lambda l: l if ref.view.is_whole else _cut(ref, l))
+    yield Relates(value, ref.root, eqn, lambda l: l if ref.is_whole else None,
+                  lambda l: l if ref.is_whole else _cut(ref, l))
   else:
     yield _wish(ref, value, eqn, ctx)
 

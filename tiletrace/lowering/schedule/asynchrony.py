@@ -118,7 +118,7 @@ def is_zero_store(eqn: Eqn, acc: Var) -> bool:
   """acc[...] = 0"""
   if eqn.primitive.name != "store" or len(eqn.values) != 1:
     return False
-  if eqn.refs[0].root is not acc or not eqn.refs[0].view.is_whole:
+  if eqn.refs[0].root is not acc or not eqn.refs[0].is_whole:
     return False
   value = eqn.values[0]
   return isinstance(value, Literal) and value.value == 0

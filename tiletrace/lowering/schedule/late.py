@@ -242,4 +242,4 @@ class _Finder:
     alone = root is target.root and self.touches[root] == 2 and root not in self.made
     if root.type.space is not Space.FRAGMENT or not alone or store.values != (out,):
       return None
-    return dataclasses.replace(found, load=load, store=store) if source.view.is_whole and target.view.is_whole else None
+    return dataclasses.replace(found, load=load, store=store) if source.is_whole and target.is_whole else None

@@ -11,9 +11,9 @@ import dataclasses
 from collections.abc import Callable, Iterator
 
 from tiletrace.core.effects import Access, RefEffect
-from tiletrace.core.graph import Block, Eqn, RefOperand, TileGraph, Var, walk
+from tiletrace.core.graph import Block, Eqn, TileGraph, Var, walk
 from tiletrace.core.rules import effects
-from tiletrace.core.types import Space, whole_view
+from tiletrace.core.types import Space
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -70,12 +70,8 @@ def _is_push(eqn: Eqn, buffer: Var, stages: int, fillable: Callable[[Var], bool]
   if eqn.primitive.name != "copy":
     return False
   src, dst = eqn.refs
-  whole = dst.root is buffer and _is_all(dst) and src.type.space is Space.GLOBAL
+  whole = dst.root is buffer and dst.is_whole and src.type.space is Space.GLOBAL
   return whole and (is_tma(eqn) or (stages > 1 and fillable(buffer)))
-
-
-def _is_all(ref: RefOperand) -> bool:
-  return ref.view == whole_view(ref.root.type.shape)  # type: ignore[union-attr]
 
 
 def _pushes_in_parts(block: Block) -> dict[Eqn, tuple[Eqn, ...]]:
@@ -111,7 +107,7 @@ def _rows_of(eqn: Eqn) -> range | None:
   plain = dst.view.perm == tuple(range(len(dst.view.dims))) and all(
       d.stride == 1 and not d.squeezed and not d.edges for d in dst.view.dims)
   full = all(d.start == 0 and d.size == n for d, n in zip(others, dst.root.type.shape[1:], strict=True))  # type: ignore[union-attr]
-  if not plain or not full or _is_all(dst) or not isinstance(first.start, int) or not isinstance(first.size, int):
+  if not plain or not full or dst.is_whole or not isinstance(first.start, int) or not isinstance(first.size, int):
     return None
   return range(first.start, first.start + first.size)
 
