@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
+import pathlib
 import re
 from collections.abc import Callable
 from typing import Any
@@ -312,3 +314,79 @@ def test_of_a_product_the_groups_of_an_iteration_are_always_in_flight(trips, by_
   for seed in range(2):
     (got,) = low.simulate(a, b, np.asarray([1, 1 + trips], np.int32), seed=seed)
     assert_close(got, a[:, start:stop].astype(np.float64) @ b[start:stop].astype(np.float64), "gemm")
+
+
+# ---- lost overlaps
+
+
+def lines(kernel: Any, *texts: str) -> list[str]:
+  """Where the lines of this file's functions with these texts are, as notes say it."""
+  source = pathlib.Path(__file__).read_text().splitlines()
+  first = inspect.getsourcelines(kernel)[1] - 1
+  return [f"{pathlib.Path(__file__).name}:{next(i for i in range(first, len(source)) if t in source[i]) + 1}"
+          for t in texts]
+
+
+def lost(low: Lowered) -> list[str]:
+  return [line.strip().removeprefix("# ") for line in low.as_text("schedule").splitlines() if "lost overlap" in line]
+
+
+def test_of_program_order_the_report_says_what_is_waited_for_without_need():
+  gemm, read, p, later = lines(Attention, "tt.gemm(self.q_s", "logits = self.logits[...]", "p[...] = e", "tt.gemm(self.p")
+  assert lost(lowered("fa2")) == [f"{read}  lost overlap: the wait for the gemm at {gemm} also waits for the one at "
+                                  f"{later}, which {p} is the first to need"]
+  assert lost(lowered("fa2"))[0] in lowered("fa2").report()
+
+
+@pytest.mark.parametrize("name", ["fa3", "fa3-mask", "zero-first"])
+def test_the_rotated_order_loses_no_overlap(name):
+  assert lost(lowered(name)) == []
+
+
+def latent(q, c, o, *, stages):
+  """Keys that are the values, too: one ring."""
+  q_s, c_s = tt.alloc_shared((N, N), q.dtype), tt.alloc_shared((N, N), q.dtype)
+  logits, acc = tt.alloc_fragment((N, N), F32), tt.alloc_fragment((N, N), F32)
+  acc[...] = 0
+  tt.copy(q, q_s)
+  for j in tt.pipelined(c.shape[0] // N, num_stages=stages):
+    tt.copy(c.at[tt.block(j, N), :], c_s)
+    tt.gemm(q_s, c_s.T, logits, accumulate=False)
+    tt.gemm(tt.maximum(logits[...], 0).astype(q.dtype), c_s, acc)
+  o[...] = acc[...]
+
+
+@pytest.mark.parametrize(("stages", "round_trip"), [(1, False), (2, False), (3, True)])
+def test_a_slot_is_held_over_the_back_edge_where_the_producer_has_another_one(stages, round_trip):
+  rng = np.random.default_rng(stages)
+  q, c = ((rng.random((n, N)) - 0.2).astype(BF16) for n in (N, 5 * N))
+  low = lower(latent, [struct(*x.shape, dtype=BF16) for x in (q, c)], struct(N, N), static={"stages": stages})
+  loop, gemm = lines(latent, "tt.pipelined", "tt.gemm(tt.maximum")
+  held = [x for x in lost(low) if "at the end of each iteration" in x]
+  assert held == ([] if round_trip else [
+      f"{loop}  lost overlap: the gemm at {gemm} is waited for at the end of each iteration: its slot is needed for what "
+      "is copied next (a larger num_stages)"])
+  assert not [w for w in assemble(low).warnings if "C75" in w]
+  wide = [x.astype(np.float64) for x in (q, c)]
+  want = np.maximum(wide[0] @ wide[1].T, 0) @ wide[1]
+  for seed in range(2):
+    (got,) = low.simulate(q, c, seed=seed)
+    assert_close(np.asarray(got).astype(BF16), want, "gemm")
+
+
+def test_a_gemm_in_a_branch_is_waited_for_in_it():
+  def kernel(a, b, flag, c):
+    a_s, b_s = tt.alloc_shared((N, N), a.dtype), tt.alloc_shared((N, N), b.dtype)
+    acc = tt.alloc_fragment((N, N), F32)
+    acc[...] = 0
+    tt.copy(a, a_s)
+    for k in tt.pipelined(b.shape[0] // N, num_stages=2):
+      tt.copy(b.at[tt.block(k, N), :], b_s)
+      with tt.when(flag[k] > 0):
+        tt.gemm(a_s, b_s, acc)
+    c[...] = acc[...]
+
+  low = lower(kernel, [struct(N, N, dtype=BF16), struct(4 * N, N, dtype=BF16), struct(4, dtype=I32)], struct(N, N))
+  branch, gemm = lines(kernel, "with tt.when", "tt.gemm")
+  assert lost(low) == [f"{branch}  lost overlap: the gemm at {gemm} is waited for at the end of its branch"]
+  assert not [w for w in assemble(low).warnings if "C75" in w]

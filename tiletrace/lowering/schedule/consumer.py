@@ -4,12 +4,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from tiletrace.core.graph import Atom, Block, Eqn, RefOperand, Var, prefixed, walk, with_refs
+from tiletrace.core.graph import Atom, Block, Eqn, Literal, RefOperand, Var, prefixed, walk, with_refs
 from tiletrace.core.ops import control, elementwise, mma
 from tiletrace.lowering.facts import Facts
 from tiletrace.lowering.schedule.asynchrony import accesses, gemms_in, sink_casts, stays_in_flight
 from tiletrace.lowering.schedule.builder import Builder, RingState
-from tiletrace.lowering.schedule.flight import Flight, Group, Held
+from tiletrace.lowering.schedule.flight import Flight, Group, Held, needed_at
 from tiletrace.lowering.schedule.rings import Ring, Segment
 
 
@@ -66,11 +66,29 @@ class Consumer:
 
   # ---- straight lines
 
-  def block(self, block: Block, *, settled: bool = False) -> Block:
+  def block(self, block: Block, *, settled: bool = False, branch_of: Eqn | None = None) -> Block:
     """A block that leaves no group pending. `settled`: a wait for all groups stands before it."""
     flight = Flight(self.arrivals, settled=settled)
-    block = self._line(block, flight)
-    return _appended(block, flight.finish)
+    rewritten = self._line(block, flight)
+    self._report_early(block, flight, repeats=False)
+    if branch_of is not None:
+      for g in flight.groups:
+        self._note(branch_of, f"the gemm at {g.gemm.loc.short()} is waited for at the end of its branch")
+    return _appended(rewritten, flight.finish)
+
+  def _report_early(self, block: Block, flight: Flight, *, repeats: bool) -> None:
+    """Waits for one gemm that are waits for another, too: they complete in the order of their issue."""
+    for eqn, gemm, group in flight.early:
+      needed = needed_at(block, eqn, group, repeats=repeats)
+      if needed is not None:
+        self._note(eqn, f"the wait for the gemm at {gemm.loc.short()} also waits for the one at "
+                        f"{group.gemm.loc.short()}, which {needed.loc.short()} is the first to need")
+
+  def _note(self, eqn: Eqn, lost: str) -> None:
+    """Once, where a loop of Python's has recorded a line several times."""
+    note = f"{eqn.loc.short()}  lost overlap: {lost}"
+    if note not in self.notes:
+      self.notes.append(note)
 
   def _line(self, block: Block, flight: Flight) -> Block:
     """A block that leaves in flight what is in flight at its end."""
@@ -113,7 +131,8 @@ class Consumer:
         return self._pipelined_gemm_loop(eqn)
       return self._loop(eqn, flight.settled)
     eqn = self._redirect(eqn)
-    blocks = tuple(self.block(b, settled=flight.settled) for b in eqn.blocks)
+    branch = eqn if eqn.primitive in (control.cond_p, control.switch_p) else None
+    blocks = tuple(self.block(b, settled=flight.settled, branch_of=branch) for b in eqn.blocks)
     return [eqn.replace(blocks=blocks) if blocks else eqn]      # one that stays the same is known by identity
 
   def _loop(self, loop: Eqn, settled: bool) -> list[Eqn]:
@@ -123,7 +142,7 @@ class Consumer:
     flight = Flight(self.arrivals, (), repeated, accumulators, settled)
     block = self._line(body, flight)
     left = flight.left()
-    if left and self._may_go_round(body, left):
+    if left and self._may_go_round(loop, left):
       notes = self.notes[said:]
       del self.notes[said:]
       alone = stays_in_flight(loop, self._pushes)             # else the producer is to run ahead meanwhile
@@ -132,8 +151,12 @@ class Consumer:
       if alone:
         again = _appended(again, round_.finish_old)
       if round_.lost is None and not round_.old and _alike(round_.left(), left):
+        self._report_early(body, round_, repeats=True)
         return [*self._before(loop, round_), loop.replace(blocks=(again,)), *self._after(loop, left)]
       self.notes[said:] = notes
+      for g in left if round_.lost else ():
+        self._note(loop, f"the gemm at {g.gemm.loc.short()} is waited for at the end of each iteration: {round_.lost}")
+    self._report_early(body, flight, repeats=True)
     return [*self._before(loop, flight), loop.replace(blocks=(_appended(block, flight.finish),))]
 
   def _before(self, loop: Eqn, flight: Flight) -> list[Eqn]:
@@ -142,8 +165,12 @@ class Consumer:
       b.bind(mma.wgmma_wait_p, (), {"n": 0})
     return b.eqns
 
-  def _may_go_round(self, body: Block, left: list[Group]) -> bool:
-    """No ring is used in a block inside, so that the slots are counted; and what the loop carries is no operand."""
+  def _may_go_round(self, loop: Eqn, left: list[Group]) -> bool:
+    """No ring is used in a block inside, so that the slots are counted; what the loop carries is no operand; and the
+    loop goes up."""
+    body, step = loop.blocks[0], loop.values[2]
+    if isinstance(step, Literal) and step.value < 0:
+      return False
     inside = any(e in self._starts for eqn in body.eqns for b in eqn.blocks for e in walk(b))
     carried = {*body.invars, *body.outs}
     return not inside and not any(g.pending.a_value in carried for g in left)

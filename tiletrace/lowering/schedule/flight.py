@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING
 
-from tiletrace.core.graph import Atom, Eqn, Var
+from tiletrace.core.graph import Atom, Block, Eqn, Var
 from tiletrace.core.ops import elementwise, mma
 from tiletrace.core.types import TileType
 from tiletrace.lowering.schedule.asynchrony import Pending, accesses, conflicts, pending_of
@@ -43,6 +43,24 @@ class Group:
     return cls(gemm, pending_of(gemm), [])
 
 
+def takes_time(eqn: Eqn) -> bool:
+  """Tiles, not scalars alone: worth to overlap with a gemm."""
+  return eqn.primitive is mma.gemm_p or bool(eqn.blocks) or any(
+      isinstance(v.type, TileType) and v.type.shape for v in eqn.outvars)
+
+
+def needed_at(block: Block, after: Eqn, group: Group, *, repeats: bool) -> Eqn | None:
+  """The equation that needs a group complete, where something that takes time stands between `after` and it."""
+  at = block.eqns.index(after)
+  later = (*block.eqns[at:], *(block.eqns[:at] if repeats else ()))
+  between = False
+  for eqn in later:
+    if conflicts(eqn, group.pending):
+      return eqn if between else None
+    between |= takes_time(eqn)
+  return None
+
+
 class Flight:
   """The groups in flight at a point of a straight line, oldest first.
 
@@ -55,7 +73,8 @@ class Flight:
 
   Attributes:
     pushes: how often the line has advanced each ring.
-    lost: why `old` had better be waited for at the end of an iteration, or None.
+    lost: why `old` had better be waited for at the end of an iteration (empty: nothing overlaps), or None.
+    early: (equation, the gemm that it waits for, a group that this waits for too, without need).
     settled: a `wait_group 0` stands in the line, or before it.
     unsettled: where none does, an accumulator is used that an iteration before has written, while another group is in
       flight. ptxas then puts a wait for all groups there (C7517): it sees no wait on the way into the loop.
@@ -67,24 +86,31 @@ class Flight:
     self.accumulators, self.settled, self.unsettled, self.spare = accumulators, settled, False, spare
     self.groups: list[Group] = []
     self.pushes: Counter[RingResources] = Counter()
+    self.early: list[tuple[Eqn, Eqn, Group]] = []
     self.lost: str | None = None
     self._held = [h for g in self.old for h in g.held]       # what `old` has not released
     self._overlaps = False
 
   def before(self, b: Builder, eqn: Eqn, acquired: list[RingResources]) -> None:
     """The waits and releases before an equation that uses slots of the rings `acquired` for the first time."""
-    upto = max((i for i, g in enumerate(self.groups) if conflicts(eqn, g.pending) or self._block(g.held, acquired, 0)),
-               default=-1)
-    from_before = any(conflicts(eqn, g.pending) for g in self.old) or self._block(self._held, acquired, self.spare)
+    own = [conflicts(eqn, g.pending) or self._block(g.held, acquired, 0) for g in self.groups]
+    old = [conflicts(eqn, g.pending) for g in self.old]
+    full = self._block(self._held, acquired, self.spare)
+    upto, from_before = max((i for i, needed in enumerate(own) if needed), default=-1), any(old) or full
     if from_before and upto < len(self.groups) - 1:
-      self.lost = "a group of the same iteration would be waited for without need"
+      self.lost = "what the same iteration has issued would be waited for with it"
+    elif from_before and not any(old):
+      self.lost = "its slot is needed for what is copied next (a larger num_stages)"
     elif from_before and not self._overlaps:
-      self.lost = "nothing would overlap with it"
+      self.lost = ""
+    if from_before or upto >= 0:
+      waited = [*zip(self.old, old), *zip(self.groups[:upto + 1], own)]
+      by = [g.gemm for g, needed in waited if needed]
+      self.early += [(eqn, by[-1], g) for g, needed in waited if by and not needed]
     self._complete(b, len(self.groups) - 1 if from_before else upto, all_old=from_before)
     if self.groups and not self.settled and eqn.primitive is not mma.gemm_p:
       self.unsettled |= bool(self.accumulators & set().union(*accesses(eqn)))
-    self._overlaps |= eqn.primitive is mma.gemm_p or bool(eqn.blocks) or any(
-        isinstance(v.type, TileType) and v.type.shape for v in eqn.outvars)
+    self._overlaps |= takes_time(eqn)
 
   def finish(self, b: Builder) -> None:
     """Waits for everything."""
@@ -109,7 +135,7 @@ class Flight:
     everything = bool(self.old) and (all_old or upto >= 0)
     if everything:                       # a wait for fewer groups is not taken for a wait for those before them (C7514)
       if upto < len(self.groups) - 1:
-        self.lost = "groups of one iteration are waited for one by one"
+        self.lost = "what the same iteration has issued would be waited for with it"
       self._wait(b, 0)
     for i, group in enumerate(self.groups[:upto + 1]):
       if not everything and (group.held or i == upto):
