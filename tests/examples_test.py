@@ -69,8 +69,8 @@ def test_timeline_says_where_the_steps_go_and_writes_what_to_look_at(tmp_path):
   assert "<canvas" in (tmp_path / "layouts.html").read_text()
 
 
-@pytest.mark.parametrize("benchmark", ["matmul", "scaled_matmul", "grouped_matmul", "tutorial_gemm", "compile_time",
-                                       "launch_overhead"])
+@pytest.mark.parametrize("benchmark", ["matmul", "scaled_matmul", "dequant_matmul", "grouped_matmul", "tutorial_gemm",
+                                       "compile_time", "launch_overhead"])
 def test_benchmarks_explain_themselves_anywhere(benchmark):
   assert output("-m", f"benchmarks.{benchmark}", "--help").startswith(f"usage: python -m benchmarks.{benchmark}")
 
