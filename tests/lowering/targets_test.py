@@ -18,6 +18,7 @@ from tests.tolerances import assert_close
 from tiletrace.core.errors import LoweringError, ResourceError
 from tiletrace.ffi import primitive
 from tiletrace.kernels import attention_reference, flash_attention, softmax
+from tiletrace.kernels.flash_attention import AttentionRule, attention_call, choose_attention_tiling
 from tiletrace.lowering import pipeline
 from tiletrace.lowering.options import CompileOptions
 from tiletrace.lowering.target import SM_80, SM_90A, TARGETS, target_of
@@ -237,6 +238,27 @@ def test_kernels_are_right_and_assemble(target, name):
   assert (cubin.spill_stores, cubin.spill_loads) == (0, 0)
   for got, want, kind in zip(run(lowered, case), case.want, case.kinds(), strict=True):
     assert_close(got, want, kind, name)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_89"])
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+def test_attention_copies_ahead_and_keeps_its_probabilities_in_registers(target, head_dim):
+  """Blocks of keys before, in and after the loop; P is the second product's operand without a conversion."""
+  q = struct(1, 2000, 2, head_dim, dtype=BF16)
+  tiling = choose_attention_tiling(head_dim, 2000, target=target)
+  call = attention_call(q.shape, q.shape, BF16, tiling, AttentionRule(0.1, right=0))
+  lowered = call.lower(q, q, q, None, target=target)
+  assert pipeline.assemble(lowered.lowering).spill_stores == 0
+  assert "copy 1 iterations ahead: 2 slots of k_s, v_s" in "\n".join(lowered.lowering.program.notes)
+  assert "relayout" not in lowered.as_text("schedule")
+
+
+def test_attention_is_right(monkeypatch):
+  monkeypatch.setenv("TT_TARGET", "sm_80")
+  monkeypatch.setenv("TT_BACKEND", "sim")
+  q, k, v = (jax.random.normal(jax.random.key(i), (1, 150, 1, 64), jnp.bfloat16) for i in range(3))
+  got, want = flash_attention(q, k, v, is_causal=True), attention_reference(q, k, v, is_causal=True)
+  np.testing.assert_allclose(np.asarray(got, np.float32), np.asarray(want, np.float32), atol=2e-2)
 
 
 @pytest.mark.gpu(least=8)

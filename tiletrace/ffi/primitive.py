@@ -18,6 +18,7 @@ from jax.core import ShapedArray
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
+from tiletrace.core import config
 from tiletrace.core.errors import LoweringError, TileTypeError
 from tiletrace.core.source import user_loc
 from tiletrace.ffi import library
@@ -101,11 +102,14 @@ def capability() -> int | None:
 
 
 def default_target() -> str:
-  """The target that suits the GPU; without one, as where a program is exported for CUDA, "sm_90a".
+  """TT_TARGET's, else the one that suits the GPU; without one, as where a program is exported for CUDA, "sm_90a".
 
   Raises:
     LoweringError: kernels do not run on the GPU.
   """
+  named = config.read().target
+  if named is not None:
+    return named
   found = capability()
   target = None if found is None else target_of(found)
   if found is not None and target is None:

@@ -17,6 +17,7 @@ import numpy as np
 import tiletrace as tt
 from tiletrace.core.errors import TileTypeError
 from tiletrace.core.source import caller_loc
+from tiletrace.ffi.primitive import default_target
 
 _LOG2E = math.log2(math.e)
 _TAU = 8.0                 # in powers of two: how far a row may grow beyond its base before it is rescaled
@@ -36,9 +37,13 @@ class AttentionTiling:
   persistent: bool = True
 
 
-def choose_attention_tiling(head_dim: int, keys: int, *, causal: bool = False, plain: bool = True) -> AttentionTiling:
+def choose_attention_tiling(head_dim: int, keys: int, *, causal: bool = False, plain: bool = True,
+                            target: str = "sm_90a") -> AttentionTiling:
   """Three warpgroups of 64 rows hide each other's softmax, where their registers (160 a thread) hold both accumulators,
-  and what a score function takes."""
+  and what a score function takes. Targets without wgmma hold operands in registers, too, and have less shared memory:
+  heads of 128 at most fit there."""
+  if target != "sm_90a":
+    return AttentionTiling(128, 64 if head_dim <= 128 else 32, 2, 2, persistent=False)
   if not plain and head_dim <= 128:
     return AttentionTiling(128, 128 if head_dim < 128 else 96, 2, 2)
   if head_dim == 64:
@@ -244,7 +249,8 @@ def flash_attention(query: jax.Array, key: jax.Array, value: jax.Array, *, scale
     raise TileTypeError(f"flash_attention: key_value_seq_lengths is {lengths.dtype}{list(lengths.shape)}",
                         loc=caller_loc(), hint=f"int32 [{b}], one length for each example")
   rule = _rule(h, scale, is_causal, local_window_size, query_offset, score)
-  tiling = choose_attention_tiling(h, key.shape[1], causal=is_causal, plain=rule.score is None)
+  tiling = choose_attention_tiling(h, key.shape[1], causal=is_causal, plain=rule.score is None,
+                                   target=default_target())
   call = attention_call(query.shape, key.shape, query.dtype, tiling, rule, residual=return_residual)
   out, residual = call(query, key, value, lengths)
   return (out, residual) if return_residual else out
@@ -293,7 +299,8 @@ def flash_attention_packed(query: jax.Array, key: jax.Array, value: jax.Array, q
     raise TileTypeError(f"flash_attention_packed: max_query_length={max_query_length!r}", loc=caller_loc(),
                         hint="a Python int of 1 or more")
   rule = _rule(h, scale, is_causal, local_window_size, query_offset, score)
-  tiling = choose_attention_tiling(h, key.shape[0], causal=is_causal, plain=rule.score is None)
+  tiling = choose_attention_tiling(h, key.shape[0], causal=is_causal, plain=rule.score is None,
+                                   target=default_target())
   outs = (jax.ShapeDtypeStruct(query.shape, query.dtype),
           jax.ShapeDtypeStruct((t, n), jnp.float32) if return_residual else None)
   call = tt.tile_call(

@@ -39,31 +39,32 @@ class MmaPlan:
 
 
 @lru_cache(maxsize=256)
-def mma_plan(shape: tuple[int, int, int], itemsize: int, warps: int, policy: str) -> MmaPlan:
+def mma_plan(shape: tuple[int, int, int], itemsize: int, warps: int, policy: str | tuple[int, int]) -> MmaPlan:
   """The split that gives a warp the fewest instructions, then the fewest words to load, then the least padding.
 
   Args:
     shape: (m, n, k).
     itemsize: bytes of an element of a and b.
     warps: of all warpgroups that own the accumulator.
-    policy: "full_row" and "full_col" split the rows, the columns alone.
+    policy: "full_row" and "full_col" split the rows, the columns alone; two numbers say how many warpgroups lie along
+      each, the warps of one along the rows, as for wgmma.
   """
   m, n, k = shape
   depth, word = 32 // itemsize, 4 // itemsize
   plans = []
-  rows = 1
-  while warps % rows == 0 and (policy != "full_col" or rows == 1):
-    columns = warps // rows
-    while True:
-      copies = warps // rows // columns
-      tiles = -(-m // (_M * rows)), -(-n // (_N * columns)), -(-k // depth)
-      if policy != "full_row" or columns == 1:
-        plans.append(MmaPlan(shape, (rows, columns, copies), tiles, depth, word))
-      if columns % 2:
-        break
-      columns //= 2
-    rows *= 2
+  for rows, columns in _splits(warps, policy):
+    tiles = -(-m // (_M * rows)), -(-n // (_N * columns)), -(-k // depth)
+    plans.append(MmaPlan(shape, (rows, columns, warps // rows // columns), tiles, depth, word))
   return min(plans, key=lambda p: (p.tiles[0] * p.tiles[1], 2 * p.tiles[0] + p.tiles[1], p.warps[0] * p.warps[1]))
+
+
+def _splits(warps: int, policy: str | tuple[int, int]) -> list[tuple[int, int]]:
+  """Warps along the rows, along the columns."""
+  if isinstance(policy, tuple):
+    return [(4 * policy[0], policy[1])]
+  divisors = [n for n in range(1, warps + 1) if warps % n == 0]
+  return [(rows, columns) for rows in divisors for columns in reversed(divisors) if warps // rows % columns == 0 and
+          (policy != "full_col" or rows == 1) and (policy != "full_row" or columns == 1)]
 
 
 def plan_of(eqn: Eqn, warpgroups: int) -> MmaPlan:

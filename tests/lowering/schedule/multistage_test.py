@@ -152,6 +152,28 @@ def test_two_loops_that_fill_one_buffer():
   check(lowered_sum(3, 4, body=one_after_another), [x], blocks(x).sum(0) + blocks(x).sum(0).T)
 
 
+def peeled(x, y, *, trips, stages):
+  """The first block before the loop, and the last once more after it."""
+  x_s = tt.alloc_shared((64, 64), x.dtype)
+  total = tt.alloc_fragment((64, 64), F32)
+  tt.copy(x.at[:64, :], x_s)
+  total[...] = x_s[...].T.astype(F32)
+  for k in tt.pipelined(1, trips, num_stages=stages):
+    tt.copy(x.at[tt.block(k, 64), :], x_s)
+    total[...] = total[...] + x_s[...].T.astype(F32)
+  tt.copy(x.at[tt.block(trips - 1, 64), :], x_s)
+  y[...] = total[...] + x_s[...].T.astype(F32)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("trips", [2, 3, 6])
+def test_blocks_before_and_after_the_loop(trips, seed):
+  x = ints(np.random.default_rng(seed), trips * 64, 64)
+  lowered = lowered_sum(trips, 3, body=peeled)
+  assert "copy 2 iterations ahead: 3 slots of x_s" in notes(lowered)
+  check(lowered, [x], (blocks(x).sum(0) + blocks(x)[-1]).T, seed)
+
+
 def filled(x, y, *, trips, stages):
   """Copies that cp.async cannot make: past the edge there are ones."""
   x_s = tt.alloc_shared((64, 64), x.dtype)

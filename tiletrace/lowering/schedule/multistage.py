@@ -9,8 +9,9 @@ stages stand the copies of its first S - 1 iterations, a cp.async group each, an
     the copies for k + S - 1, into the slot of k - 1, and their group
     the rest of the iteration, on slot k % S
 
-with one sync in all. Every thread commits a group in each iteration, so that the count is right in the last ones, too.
-Copies that cp.async cannot make go through registers at the same places.
+with one sync in all. Every thread commits a group in each iteration, so that the count is right in the last ones,
+too. Copies that cp.async cannot make go through registers at the same places. A copy into the buffer elsewhere, as of a
+first block before the loop, takes slot 0 and is waited for.
 """
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ class Ahead:
 def find_ahead(graph: TileGraph, rings: list[Ring]) -> tuple[list[Ahead], list[str]]:
   """The loops that can copy ahead, and why the other rings' buffers are one slot each.
 
-  A buffer is copied ahead in all loops that fill it, or in none.
+  A buffer is copied ahead in all pipelined loops that fill it, or in none.
   """
   sites = {c: c.refs[1].root for r in rings for s in r.segments for c in s.copies}
   refused = _refusals(graph, rings, sites)
@@ -68,6 +69,8 @@ def _refusals(graph: TileGraph, rings: list[Ring], sites: dict[Eqn, Var]) -> dic
   refused: dict[Var, str] = {}
   outside, changed = uses_outside_segments(graph, rings), changed_buffers(graph.body)
   written, inside = written_arrays(graph), _filled_in_loops(graph, sites)
+  ahead = {sites[c] for c in inside}
+  within = {e for loop in set(inside.values()) for e in walk(loop.blocks[0])}
   for copy, buffer in sites.items():
     if buffer in outside:
       refused.setdefault(buffer, f"it is used at {outside[buffer].loc.short()}, where no copy in the same block "
@@ -76,10 +79,10 @@ def _refusals(graph: TileGraph, rings: list[Ring], sites: dict[Eqn, Var]) -> dic
       refused.setdefault(buffer, "the kernel changes what is in it")
     elif copy.refs[0].root in written:
       refused.setdefault(buffer, f"what is copied at {copy.loc.short()} is written by this kernel")
-    elif copy not in inside:
+    elif copy not in inside and (copy in within or buffer not in ahead):
       refused.setdefault(buffer, f"the copy at {copy.loc.short()} does not stand directly in a pipelined loop of "
                                  "step 1")
-    else:
+    elif copy in inside:
       missing = _needed(inside[copy], copy, written)
       if isinstance(missing, str):
         refused.setdefault(buffer, missing)
@@ -143,6 +146,8 @@ def _loops(graph: TileGraph, sites: dict[Eqn, Var], refused: dict[Var, str]) -> 
 
   def visit(block: Block, repeated: bool) -> Iterator[Ahead]:
     for eqn in block.eqns:
+      if eqn in sites:
+        filled.add(sites[eqn])
       if _is_pipelined(eqn):
         copies = tuple(e for e in eqn.blocks[0].eqns if e in sites and sites[e] not in refused)
         found = [_needed(eqn, c, written) for c in copies]
@@ -170,15 +175,22 @@ class Multistage:
     self._of, self._slots, self._stages, self._facts = {a.loop: a for a in ahead}, slots, stages, facts
 
   def block(self, block: Block) -> Block:
+    """The block; what stands in none of the loops accesses slot 0."""
+    return self._block(block, {})
+
+  def _block(self, block: Block, live: dict[Var, Atom | int]) -> Block:
+    """`live`: the slot of each buffer, where that is not 0."""
     eqns: list[Eqn] = []
     for eqn in block.eqns:
-      inner = eqn.replace(blocks=tuple(map(self.block, eqn.blocks))) if eqn.blocks else eqn
-      eqns += self._loop(self._of[eqn], inner) if eqn in self._of else [inner]
+      if eqn in self._of:
+        eqns += self._loop(self._of[eqn], live)
+      else:
+        blocks = tuple(self._block(b, live) for b in eqn.blocks)
+        eqns.append(self._redirected(eqn.replace(blocks=blocks) if blocks else eqn, live))
     return dataclasses.replace(block, eqns=tuple(eqns))
 
-  def _loop(self, ahead: Ahead, loop: Eqn) -> list[Eqn]:
-    """`loop`: with the loops inside rewritten."""
-    stages = min(ahead.stages, self._stages)
+  def _loop(self, ahead: Ahead, live: dict[Var, Atom | int]) -> list[Eqn]:
+    loop, stages = ahead.loop, min(ahead.stages, self._stages)
     lo, hi = loop.values[:2]
     before = Builder(loop.loc)
     if ahead.again:
@@ -192,9 +204,8 @@ class Multistage:
     last = b.select(b.op(elementwise.eq_p, slot, 0), stages - 1, b.sub(slot, 1))
     self._fill(b, ahead, b.add(body.invars[0], stages - 1), hi, last)
     copies = set(ahead.copies)
-    for eqn in body.eqns:
-      if eqn not in copies:
-        b.append(self._redirected(eqn, ahead.buffers, slot))
+    rest = dataclasses.replace(body, eqns=tuple(e for e in body.eqns if e not in copies))
+    b.eqns += self._block(rest, {**live, **dict.fromkeys(ahead.buffers, slot)}).eqns
     wrapped = b.op(elementwise.eq_p, slot, stages - 1)
     after = b.select(wrapped, 0, b.add(slot, 1))
     inner = Block((*body.invars, slot), tuple(b.eqns), (*body.outs, after))
@@ -227,18 +238,14 @@ class Multistage:
     assert isinstance(index.value, int)
     return index.value < self._facts[hi].lo
 
-  def _redirected(self, eqn: Eqn, buffers: tuple[Var, ...], slot: Var) -> Eqn:
-    """The slot's views instead of the buffers', in the blocks of the equation as well."""
-    if eqn.blocks:
-      blocks = tuple(dataclasses.replace(block, eqns=tuple(self._redirected(e, buffers, slot) for e in block.eqns))
-                     for block in eqn.blocks)
-      eqn = eqn.replace(blocks=blocks)
-    if not any(r.root in buffers for r in eqn.refs):
+  def _redirected(self, eqn: Eqn, live: dict[Var, Atom | int]) -> Eqn:
+    """The slot's views instead of the buffers'."""
+    if not any(r.root in self._slots for r in eqn.refs):
       return eqn
     refs = []
     for ref in eqn.refs:
-      view, dynamic = prefixed(ref.view, slot) if ref.root in buffers else (ref.view, ())
-      refs.append(RefOperand(self._slots[ref.root] if ref.root in buffers else ref.root, view, (*dynamic, *ref.dyn)))
+      view, dynamic = prefixed(ref.view, live.get(ref.root, 0)) if ref.root in self._slots else (ref.view, ())
+      refs.append(RefOperand(self._slots.get(ref.root, ref.root), view, (*dynamic, *ref.dyn)))
     return with_refs(eqn, refs)
 
 

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 from tiletrace.core.errors import ResourceError
 from tiletrace.core.graph import TileGraph, Var, walk
+from tiletrace.core.ops.memory import load_p
+from tiletrace.core.ops.mma import mma_sync_p
 from tiletrace.core.types import BarrierType, Extent, RefType, Space
 from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.layouts.shared import recognise_swizzle
@@ -118,8 +120,9 @@ def check_registers(graph: TileGraph, layouts: dict[Var, Layout], budget: int) -
     ResourceError: with the registers of each fragment.
   """
   sizes = []
+  by_parts = {v for e in walk(graph.body) if e.primitive is mma_sync_p for v in e.values}     # each when it is needed
   for eqn in walk(graph.body):
-    for var in eqn.outvars:
+    for var in eqn.outvars if eqn.primitive is not load_p or eqn.outvars[0] not in by_parts else ():
       if var in layouts and not (isinstance(var.type, RefType) and var.type.space is Space.SHARED):
         sizes.append((_registers_of(var, layouts), var, eqn.loc))
   fragments = [s for s in sizes if isinstance(s[1].type, RefType)]

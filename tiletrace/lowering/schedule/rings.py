@@ -66,12 +66,12 @@ def _refills(eqn: Eqn, buffer: Var) -> bool:
   return any(e.primitive.name == "copy" and e.refs[1].root is buffer for b in eqn.blocks for e in walk(b))
 
 
-def _is_push(eqn: Eqn, buffer: Var, stages: int, fillable: Callable[[Var], bool]) -> bool:
+def _is_push(eqn: Eqn, buffer: Var, by_threads: bool, fillable: Callable[[Var], bool]) -> bool:
   if eqn.primitive.name != "copy":
     return False
   src, dst = eqn.refs
   whole = dst.root is buffer and dst.is_whole and src.type.space is Space.GLOBAL
-  return whole and (is_tma(eqn) or (stages > 1 and fillable(buffer)))
+  return whole and (is_tma(eqn) or (by_threads and fillable(buffer)))
 
 
 def _pushes_in_parts(block: Block) -> dict[Eqn, tuple[Eqn, ...]]:
@@ -126,11 +126,12 @@ def _walk_stages(block: Block, stages: int) -> Iterator[tuple[Eqn, int]]:
       yield from _walk_stages(inner, _depth(eqn, stages))
 
 
-def find_rings(graph: TileGraph, fillable: Callable[[Var], bool]) -> tuple[list[Ring], list[str]]:
+def find_rings(graph: TileGraph, fillable: Callable[[Var], bool], *, least: int = 2) -> tuple[list[Ring], list[str]]:
   """The rings of a graph, and for each other shared buffer that a copy fills the reason why it is none.
 
   Args:
-    fillable: whether a producer's threads may fill slots of a buffer.
+    fillable: whether threads may fill slots of a buffer.
+    least: stages of the loop, 1 outside of any, from which on their copies are pushes.
   """
   notes: list[str] = []
   refused: set[Var] = set()
@@ -144,7 +145,7 @@ def find_rings(graph: TileGraph, fillable: Callable[[Var], bool]) -> tuple[list[
           continue
         if eqn.primitive.name != "copy":
           changed.setdefault(ref.root, eqn)
-        elif eqn not in parts and not _is_push(eqn, ref.root, stages, fillable):
+        elif eqn not in parts and not _is_push(eqn, ref.root, stages >= least, fillable):
           refused.add(ref.root)
           notes.append(_filled_by_consumers(ref.root, eqn))
   for buffer, eqn in changed.items():

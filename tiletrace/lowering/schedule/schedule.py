@@ -317,7 +317,7 @@ class _Scheduler:
 
   def _multistage(self, graph: TileGraph) -> tuple[TileGraph, int]:
     """No producer: the threads that compute copy ahead, as many stages as fit."""
-    rings, notes = find_rings(graph, self._fillable)
+    rings, notes = find_rings(graph, self._fillable, least=1)
     ahead, refusals = find_ahead(graph, rings)
     self.notes += notes + refusals
     slots: dict[Var, Var] = {}
@@ -344,7 +344,7 @@ class _Scheduler:
         self.notes.append(f"{a.loop.loc.short()}  {kept} stages instead of {a.stages}: more do not fit in the "
                           f"{self.target.smem_bytes} bytes of {self.target.name}")
     body = Multistage(ahead, slots, stages, self.facts).block(graph.body) if ahead else graph.body
-    return self._single(graph.replace(body=body), set(slots.values()) if ahead else set())
+    return self._single(graph.replace(body=body))
 
   def _stacked(self, head: Builder, v: Var, slots: int) -> Var:
     """A buffer with a leading dimension of slots, allocated."""
@@ -353,10 +353,10 @@ class _Scheduler:
     self.layouts[new] = stack(self.layouts[v], slots, v.type.dtype.itemsize * 8)
     return new
 
-  def _single(self, graph: TileGraph, slots: Set[Var] = frozenset()) -> tuple[TileGraph, int]:
-    """No producer: copies run in the threads that compute, one slot each, but for `slots`, which keep their order."""
+  def _single(self, graph: TileGraph) -> tuple[TileGraph, int]:
+    """No producer: copies run in the threads that compute, one slot each, but for those that run ahead."""
     head = Builder(graph.loc)
-    own = self._place_allocs(head, set()) - slots
+    own = self._place_allocs(head, set())
     expand, staging = self._epilogue(head, graph.body, graph.options.warpgroups)
     rewriter = Consumer([], {}, graph.options.warpgroups, self.facts)
     work = self._ordered(expand(self._rescaled(rewriter.block(graph.body))), graph, own)

@@ -6,6 +6,7 @@ from collections.abc import Set
 
 from tiletrace.core.effects import Access, RefEffect
 from tiletrace.core.graph import Block, Eqn, Var
+from tiletrace.core.ops.barrier import sync_p
 from tiletrace.core.rules import effects
 from tiletrace.core.source import Loc
 from tiletrace.lowering.schedule.builder import Builder
@@ -36,7 +37,8 @@ def place_syncs(block: Block, buffers: set[Var], *, repeats: bool, slots: Set[Va
   """The block with `fence` and `sync` before each access that another thread's access must precede.
 
   Args:
-    block: a role's program. Reads by wgmma are complete at the wait that stands before the next write.
+    block: a role's program. Reads by wgmma are complete at the wait that stands before the next write. Copies that run
+      ahead (multistage.py) have their syncs, which count for the others, too.
     repeats: the block is the body of a tile loop: what comes first in it follows what comes last.
     buffers: the shared buffers and global arrays to order; rings and staging buffers keep order by their own barriers.
     slots: rings that consumers change, too. A branch that does so syncs at its end, and nobody who does not take it.
@@ -56,7 +58,10 @@ def _block(block: Block, buffers: set[Var], state: _State) -> Block:
     if eqn.blocks:
       out.append(_nested(eqn, buffers, state))
       continue
-    reads, writes = _touched(eqn, buffers)
+    if eqn.primitive is sync_p and eqn.params["each"] == "scope":
+      state.written.clear()
+      state.read.clear()
+    reads, writes = _touched(eqn, buffers) if not eqn.params.get("ahead") else (set(), set())
     late = bool(reads & state.written or writes & (state.written | state.read))
     b = Builder(eqn.loc)
     if eqn.primitive.name in _ASYNC_READERS and reads & state.unfenced:

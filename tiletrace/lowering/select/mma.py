@@ -4,7 +4,7 @@ from __future__ import annotations
 import math
 
 from tiletrace.core import dtypes
-from tiletrace.core.graph import Eqn, Var
+from tiletrace.core.graph import Eqn, Var, walk
 from tiletrace.core.ops import mma as ops
 from tiletrace.core.ops.memory import load_p
 from tiletrace.core.types import Space, TileType
@@ -48,7 +48,14 @@ def is_no_explicit_group(eqn: Eqn, ctx: SelectContext) -> str | None:
 
 def policy_is_for_warps(eqn: Eqn, ctx: SelectContext) -> str | None:
   policy = eqn.params["policy"]
-  return f"policy={policy} divides acc among warpgroups, mma.sync among warps" if isinstance(policy, tuple) else None
+  if not isinstance(policy, tuple):
+    return None
+  if not has_wgmma(eqn, ctx):
+    return f"policy={policy} divides acc among warpgroups, mma.sync among warps"
+  count = ctx.warpgroups(eqn)
+  if math.prod(policy) != count:
+    return f"policy={policy} divides acc among {math.prod(policy)} warpgroups, {count} compute it"
+  return None
 
 
 def padding_of_k_is_zero(eqn: Eqn, ctx: SelectContext) -> str | None:
@@ -82,7 +89,17 @@ def select_gemm(eqn: Eqn, ctx: SelectContext) -> tuple[Eqn, Choice]:
   return eqn.replace(params={**eqn.params, "dispatch": choice.variant}), choice
 
 
-def as_mma_sync(eqn: Eqn) -> list[Eqn]:
+def policy_of(eqn: Eqn, ctx: SelectContext) -> str | tuple[int, int]:
+  """How the warps of a gemm by mma.sync divide it: as the author says. Without wgmma it is by rows alone, unless there
+  are too few, where A of some gemm is in registers, as that of a product of a product is: so no warp needs another's
+  part of it."""
+  policy, gemms = eqn.params["policy"], (e for e in walk(ctx.graph.body) if e.primitive is ops.gemm_p)
+  if policy == "square" and has_wgmma(eqn, ctx) and any(a_is_shared(e, ctx) for e in gemms):
+    return "full_row" if shape_of(eqn)[0] % (64 * ctx.warpgroups(eqn)) == 0 else policy
+  return policy
+
+
+def as_mma_sync(eqn: Eqn, policy: str | tuple[int, int]) -> list[Eqn]:
   """A gemm as loads of both operands and the product of the two values."""
   *a_ref, b, acc = eqn.refs
   accumulate, *values = eqn.values
@@ -91,5 +108,5 @@ def as_mma_sync(eqn: Eqn) -> list[Eqn]:
     out = Var(TileType(ref.shape, ref.type.dtype))
     eqns.append(Eqn(load_p, (ref.root, *ref.dyn), (out,), {"views": (ref.view,), "fill_value": 0}, eqn.loc))
     values.append(out)
-  params = {"views": (acc.view,), "policy": eqn.params["policy"]}
+  params = {"views": (acc.view,), "policy": policy}
   return [*eqns, Eqn(ops.mma_sync_p, (acc.root, *acc.dyn, accumulate, *values), (), params, eqn.loc)]

@@ -13,7 +13,7 @@ from tiletrace.lowering.ownership import is_explicit, role_sizes
 from tiletrace.lowering.select.context import SelectContext, check_in_range, select_rules
 from tiletrace.lowering.select.floors import check_floors
 from tiletrace.lowering.select.memory import copy_by_threads
-from tiletrace.lowering.select.mma import as_mma_sync, select_gemm
+from tiletrace.lowering.select.mma import as_mma_sync, policy_of, select_gemm
 from tiletrace.lowering.target import Target
 from tiletrace.lowering.variants import Choice
 
@@ -48,7 +48,7 @@ def choose_anchors(graph: TileGraph, target: Target, options: CompileOptions) ->
       assert choice is not None
       if choice.variant == "mma_sync":
         choices.append(choice)
-        eqns += as_mma_sync(eqn)
+        eqns += as_mma_sync(eqn, policy_of(eqn, ctx))
       else:
         eqns.append(eqn)
     return dataclasses.replace(block, eqns=tuple(eqns))
