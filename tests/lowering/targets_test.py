@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +10,18 @@ import numpy as np
 import pytest
 
 import tiletrace as tt
-from tests.gpu import corpus_gemm, corpus_indexed, corpus_narrow  # noqa: F401  (they register)
-from tests.gpu.corpus import build
+from tests.gpu import (  # noqa: F401  (they register)
+  corpus_control,
+  corpus_elementwise,
+  corpus_gemm,
+  corpus_indexed,
+  corpus_kernels,
+  corpus_memory,
+  corpus_narrow,
+  corpus_reduce,
+  corpus_tails,
+)
+from tests.gpu.corpus import CASES as CORPUS, build
 from tests.gpu.corpus_gemm import matmul_kernel
 from tests.lowering.kernels import BF16, F32, count, declined, struct, variants
 from tests.lowering.simulated import run
@@ -234,8 +245,9 @@ CASES = ("matmul_forms-nn", "matmul_forms-tt", "matmul_stages-5", "matmul_polici
 def test_kernels_are_right_and_assemble(target, name):
   case = build(name)
   lowered = case.call.lower(*case.inputs, target=target)
-  cubin = pipeline.assemble(lowered.lowering)
-  assert (cubin.spill_stores, cubin.spill_loads) == (0, 0)
+  for machine in (target, lowered.lowering.target.machine(90)):
+    cubin = pipeline.assemble(lowered.lowering, machine)
+    assert (cubin.spill_stores, cubin.spill_loads) == (0, 0)
   for got, want, kind in zip(run(lowered, case), case.want, case.kinds(), strict=True):
     assert_close(got, want, kind, name)
 
@@ -249,14 +261,27 @@ def test_attention_copies_ahead_and_keeps_its_probabilities_in_registers(target,
   call = attention_call(q.shape, q.shape, BF16, tiling, AttentionRule(0.1, right=0))
   lowered = call.lower(q, q, q, None, target=target)
   assert pipeline.assemble(lowered.lowering).spill_stores == 0
+  assert pipeline.assemble(lowered.lowering, lowered.lowering.target.machine(90)).spill_stores == 0
   assert "copy 1 iterations ahead: 2 slots of k_s, v_s" in "\n".join(lowered.lowering.program.notes)
   assert "relayout" not in lowered.as_text("schedule")
+
+
+@pytest.mark.parametrize("target, name", list(zip(itertools.cycle(("sm_80", "sm_89")), list(CORPUS)[::12])))
+def test_the_corpus_is_lowered_and_assembled_or_refused_by_name(target, name):
+  """Every twelfth kernel."""
+  case = build(name)
+  try:
+    lowered = case.call.lower(*case.inputs, target=target)
+  except LoweringError as e:
+    assert f"the target is {target}" in str(e)
+  else:
+    assert pipeline.assemble(lowered.lowering).image[:4] == b"\x7fELF"
 
 
 def test_attention_is_right(monkeypatch):
   monkeypatch.setenv("TT_TARGET", "sm_80")
   monkeypatch.setenv("TT_BACKEND", "sim")
-  q, k, v = (jax.random.normal(jax.random.key(i), (1, 150, 1, 64), jnp.bfloat16) for i in range(3))
+  q, k, v = (jax.random.normal(jax.random.key(i), (1, 100, 1, 64), jnp.bfloat16) for i in range(3))
   got, want = flash_attention(q, k, v, is_causal=True), attention_reference(q, k, v, is_causal=True)
   np.testing.assert_allclose(np.asarray(got, np.float32), np.asarray(want, np.float32), atol=2e-2)
 

@@ -43,7 +43,7 @@ def choose_attention_tiling(head_dim: int, keys: int, *, causal: bool = False, p
   and what a score function takes. Targets without wgmma hold operands in registers, too, and have less shared memory:
   heads of 128 at most fit there."""
   if target != "sm_90a":
-    return AttentionTiling(128, 64 if head_dim <= 128 else 32, 2, 2, persistent=False)
+    return AttentionTiling(128, 64 if head_dim <= 96 else 48 if head_dim == 128 else 32, 2, 2, persistent=False)
   if not plain and head_dim <= 128:
     return AttentionTiling(128, 128 if head_dim < 128 else 96, 2, 2)
   if head_dim == 64:
