@@ -107,6 +107,15 @@ def matrix_addresses(starts: np.ndarray, num: int) -> np.ndarray:
 
 
 def stmatrix_rows(table: np.ndarray) -> np.ndarray | None:
-  """Row addresses for stmatrix.x4 of 16-bit elements: [threads, groups], or None where the fragment does not match."""
-  starts = matrix_rows(table, 2)
-  return None if starts is None or starts.shape[2] % 4 else matrix_addresses(starts, 4)
+  """Row addresses for stmatrix.x4 of 16-bit elements, as they are or transposed: [threads, groups], or None where the
+  fragment does not match."""
+  for trans in (False, True):
+    starts = matrix_rows(table, 2, trans=trans)
+    if starts is not None and starts.shape[2] % 4 == 0:
+      return matrix_addresses(starts, 4)
+  return None
+
+
+def is_transposed(table: np.ndarray) -> bool:
+  """Whether stmatrix, which takes a fragment, takes it transposed."""
+  return matrix_rows(table, 2) is None

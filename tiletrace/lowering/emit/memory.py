@@ -25,7 +25,7 @@ from tiletrace.lowering.emit.values import (
 )
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.registers import Reg
-from tiletrace.lowering.tables import coordinates, matrix_addresses, matrix_rows, stmatrix_rows
+from tiletrace.lowering.tables import coordinates, is_transposed, matrix_addresses, matrix_rows, stmatrix_rows
 
 
 @emit_rules.register(ops.alloc_p)
@@ -258,8 +258,9 @@ def _store_shared(ctx: EmitContext, eqn: Eqn) -> None:
 def _stmatrix(ctx: EmitContext, access: SharedAccess, elements: Elements) -> None:
   rows = stmatrix_rows(access.table)
   assert rows is not None, "the selection chose stmatrix"
+  trans = "trans" if is_transposed(access.table) else ""
   for g, at in enumerate(access.rows(rows)):
-    ctx.b(isa.STMATRIX, at, list(elements.regs[4 * g:4 * g + 4]), num="x4")
+    ctx.b(isa.STMATRIX, at, list(elements.regs[4 * g:4 * g + 4]), num="x4", trans=trans)
 
 
 # ---- global memory

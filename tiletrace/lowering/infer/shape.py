@@ -135,6 +135,13 @@ def cut_registers(layout: Layout, start: tuple[int, ...], limit: tuple[int, ...]
   return fit_layout(part, shape)
 
 
+def chunk_layout(layout: Layout, chunks: int) -> Layout | None:
+  """The layout of x[rows, columns] as [chunk of columns, rows, columns of a chunk]; None where it is none."""
+  rows, columns = layout.shape
+  split = _reshaped(layout, (rows, columns), (rows, chunks, columns // chunks))
+  return None if split is None else split.permute((1, 0, 2))
+
+
 def fit_layout(table: np.ndarray, shape: tuple[int, ...]) -> Layout | None:
   """The layout of a table [warps, lanes, registers, rank], or None where it is none."""
   from_origin = table[0, 0, 0]

@@ -4,10 +4,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from tiletrace.core.graph import Block, Eqn, RefOperand, Var
+from tiletrace.core.graph import Atom, Block, Eqn, RefOperand, Var
 from tiletrace.core.ops import grid, memory, shape as shape_ops
 from tiletrace.core.types import Dyn, Space, View, ViewDim
-from tiletrace.lowering.infer.shape import cut_registers
+from tiletrace.lowering.infer.shape import chunk_layout, cut_registers
 from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.layouts.shared import shared_layout
 from tiletrace.lowering.schedule.builder import Builder
@@ -18,10 +18,11 @@ COLUMNS = 64  # of a chunk: 128 bytes of 16-bit elements, one row of the swizzle
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Staging:
-  """The buffer through which tiles of one shape leave: `chunks` of [rows, 64]."""
+  """The buffer through which tiles of one shape leave: `chunks` of [rows, 64]; `by_columns`: one of each warpgroup."""
   buffer: Var
   rows: int
   chunks: int
+  by_columns: bool = False
 
 
 def staged_stores(block: Block) -> list[Eqn]:
@@ -34,12 +35,13 @@ def staged_stores(block: Block) -> list[Eqn]:
   return out
 
 
-def make_staging(b: Builder, store: Eqn, chunks: int, layouts: dict[Var, Layout]) -> Staging:
-  rows = store.refs[0].shape[0]
+def make_staging(b: Builder, store: Eqn, chunks: int, layouts: dict[Var, Layout], rows: int | None = None) -> Staging:
+  """`rows`: of the tile, that leave at a time; all by default."""
+  rows = store.refs[0].shape[0] if rows is None else rows
   dtype = store.refs[0].type.dtype
   buffer = b.alloc(Space.SHARED, (chunks, rows, COLUMNS), dtype, "staging", memory.Swizzle(128))
   layouts[buffer] = stack(shared_layout((rows, COLUMNS), dtype.itemsize * 8, 128), chunks, dtype.itemsize * 8)
-  return Staging(buffer, rows, chunks)
+  return Staging(buffer, rows, chunks, store.params["by_columns"])
 
 
 def expand_store(store: Eqn, staging: Staging, warpgroups: int, layouts: dict[Var, Layout]) -> list[Eqn]:
@@ -51,14 +53,14 @@ def expand_store(store: Eqn, staging: Staging, warpgroups: int, layouts: dict[Va
   b = Builder(store.loc)
   ref, value = store.refs[0], store.values[0]
   assert isinstance(value, Var)
+  if staging.by_columns:
+    _by_columns(b, ref, value, staging, layouts)
+    return b.eqns
   rows, columns = ref.shape
   band = rows // warpgroups
   for first in range(0, columns, COLUMNS * staging.chunks):
     count = min(staging.chunks, (columns - first) // COLUMNS)
-    drain = b.inner()
-    drain.bind(memory.wait_group_p, (), {"kind": "bulk", "n": 0, "read": True})
-    b.elect(drain.block(), "warpgroup")
-    b.sync("warpgroup")
+    _wait_until_read(b)
     for c in range(count):
       part = _columns(b, value, first + c * COLUMNS, layouts)
       b.store(RefOperand(staging.buffer, _chunk(staging, c), ()), part, dispatch="stmatrix")
@@ -76,6 +78,38 @@ def expand_store(store: Eqn, staging: Staging, warpgroups: int, layouts: dict[Va
   return b.eqns
 
 
+def _by_columns(b: Builder, ref: RefOperand, value: Var, staging: Staging, layouts: dict[Var, Layout]) -> None:
+  """Some rows at a time, each warpgroup its own chunk of columns."""
+  (rows, columns), buffer, step = ref.shape, staging.buffer, staging.rows
+  for first in range(0, rows, step):
+    _wait_until_read(b)
+    part = _slice(b, value, (first, 0), (first + step, columns), layouts)
+    split = b.bind(shape_ops.reshape_p, (part,), {"shape": (step, staging.chunks, COLUMNS)})[0]
+    chunks = b.bind(shape_ops.transpose_p, (split,), {"permutation": (1, 0, 2)})[0]
+    layout = chunk_layout(layouts[part], staging.chunks)
+    assert layout is not None, "the selection found it"
+    layouts[chunks], layouts[split] = layout, layout.permute((1, 0, 2))
+    whole = View(tuple(ViewDim(0, n) for n in (staging.chunks, step, COLUMNS)), (0, 1, 2))
+    b.store(RefOperand(buffer, whole, ()), chunks, dispatch="stmatrix")
+    b.fence()
+    b.sync("warpgroup")
+    send = b.inner()
+    wg = b.bind(grid.warpgroup_id_p, (), {})[0]
+    source = View((ViewDim(Dyn(0), 1, squeezed=True), ViewDim(0, step), ViewDim(0, COLUMNS)), (1, 2))
+    target = _moved(send, ref, ((first, step), (b.mul(wg, COLUMNS), COLUMNS)))
+    send.copy_async(RefOperand(buffer, source, (wg,)), target, None)
+    send.bind(memory.commit_group_p, (), {"kind": "bulk"})
+    b.elect(send.block(), "warpgroup")
+
+
+def _wait_until_read(b: Builder) -> None:
+  """What the warpgroup stored before has left its part of the staging buffer."""
+  drain = b.inner()
+  drain.bind(memory.wait_group_p, (), {"kind": "bulk", "n": 0, "read": True})
+  b.elect(drain.block(), "warpgroup")
+  b.sync("warpgroup")
+
+
 def drain_stores(b: Builder) -> None:
   """Before the CTA ends its shared memory must have been read."""
   inner = b.inner()
@@ -85,10 +119,13 @@ def drain_stores(b: Builder) -> None:
 
 def _columns(b: Builder, value: Var, start: int, layouts: dict[Var, Layout]) -> Var:
   rows = value.type.shape[0]  # type: ignore[union-attr]
-  lo, hi = (0, start), (rows, start + COLUMNS)
+  return _slice(b, value, (0, start), (rows, start + COLUMNS), layouts)
+
+
+def _slice(b: Builder, value: Var, lo: tuple[int, int], hi: tuple[int, int], layouts: dict[Var, Layout]) -> Var:
   part = b.bind(shape_ops.slice_p, (value,), {"start": lo, "limit": hi, "strides": (1, 1)})[0]
   layout = cut_registers(layouts[value], lo, hi)
-  assert layout is not None, "64 columns are whole registers of an accumulator"
+  assert layout is not None, "64 columns, or all rows of 8, are whole registers of an accumulator"
   layouts[part] = layout
   return part
 
@@ -101,24 +138,28 @@ def _send(b: Builder, ref: RefOperand, staging: Staging, c: int, column: int, ro
   """One chunk of this warpgroup's rows: shared [band, 64] to global."""
   source_dims = (ViewDim(c, 1, squeezed=True), ViewDim(Dyn(0) if row else 0, band), ViewDim(0, COLUMNS))
   source = RefOperand(staging.buffer, View(source_dims, (1, 2)), tuple(row))
-  p, q = ref.view.perm
+  b.copy_async(source, _moved(b, ref, ((row[0] if row else 0, band), (column, COLUMNS))), None)
+
+
+def _moved(b: Builder, ref: RefOperand, parts: tuple[tuple[Atom | int, int], ...]) -> RefOperand:
+  """The part of a view of two dimensions that starts at (offset, ...) and has (..., size)."""
   dims, dyn = list(ref.view.dims), list(ref.dyn)
-  for d, offset, size in ((p, row[0] if row else 0, band), (q, column, COLUMNS)):
+  for d, (offset, size) in zip(ref.view.perm, parts, strict=True):
     start = dims[d].start
-    base = dyn[start.index] if isinstance(start, Dyn) else start
+    at = dyn[start.index] if isinstance(start, Dyn) else start
     if isinstance(offset, int) and offset == 0:
-      moved = base
-    elif isinstance(base, int) and isinstance(offset, int):
-      moved = base + offset
+      moved = at
+    elif isinstance(at, int) and isinstance(offset, int):
+      moved = at + offset
     else:
-      moved = b.add(base, offset)
+      moved = b.add(at, offset)
     if isinstance(moved, int):
       dims[d] = dataclasses.replace(dims[d], start=moved, size=size)
     else:
       dyn.append(moved)
       dims[d] = dataclasses.replace(dims[d], start=Dyn(len(dyn) - 1), size=size)
-  view, dyn_used = _compact(View(tuple(dims), ref.view.perm), dyn)
-  b.copy_async(source, RefOperand(ref.root, view, dyn_used), None)
+  view, used = _compact(View(tuple(dims), ref.view.perm), dyn)
+  return RefOperand(ref.root, view, used)
 
 
 def _compact(view: View, dyn: list) -> tuple[View, tuple]:

@@ -282,16 +282,21 @@ class _Scheduler:
     first = stores[0]
     rows, columns = first.refs[0].shape
     dtype = first.refs[0].type.dtype
-    alike = [s for s in stores if s.refs[0].shape == (rows, columns) and s.refs[0].type.dtype == dtype]
+    alike = [s for s in stores if s.refs[0].shape == (rows, columns) and s.refs[0].type.dtype == dtype
+             and s.params["by_columns"] == first.params["by_columns"]]
     chunks = 1
     used = self._shared_bytes(head)
-    while chunks * 2 <= columns // 64 and (columns // 64) % (chunks * 2) == 0 and (
+    if first.params["by_columns"]:
+      chunks = columns // 64
+      while rows % 16 == 0 and used + chunks * rows * 128 + 1024 > self.target.smem_bytes:
+        rows //= 2
+    while not first.params["by_columns"] and (columns // 64) % (chunks * 2) == 0 and (
         used + chunks * 2 * rows * 128 + 1024 <= self.target.smem_bytes):
       chunks *= 2
     if used + chunks * rows * 128 + 1024 > self.target.smem_bytes:
       self.notes.append("the epilogue stores directly: no shared memory is left for staging")
       return (lambda block: _map(block, lambda e: [_direct(e)] if e in stores else [e])), None
-    staging = make_staging(head, first, chunks, self.layouts)
+    staging = make_staging(head, first, chunks, self.layouts, rows)
     expand = set(alike)
     return (lambda block: _map(block, lambda e: expand_store(e, staging, consumers, self.layouts) if e in expand
                                else [_direct(e)] if e in stores else [e])), staging

@@ -10,11 +10,11 @@ from tiletrace.core.graph import Eqn, RefOperand, Var
 from tiletrace.core.ops import memory as ops
 from tiletrace.core.types import Space
 from tiletrace.lowering.infer.memory import coalesced
-from tiletrace.lowering.infer.shape import cut_registers
+from tiletrace.lowering.infer.shape import chunk_layout, cut_registers
 from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.layouts.shared import shared_layout
 from tiletrace.lowering.select.context import SelectContext, access_width, guard_dims, select_rules
-from tiletrace.lowering.shared_views import SharedPlace, shared_place
+from tiletrace.lowering.shared_views import SharedPlace, shared_place, stack
 from tiletrace.lowering.tables import coordinates, inside_view, shared_bytes, stmatrix_rows, widest_groups
 from tiletrace.lowering.tma_plan import global_refusal, start_refusal, tma_plan
 from tiletrace.lowering.variants import Choice, Variant, choose
@@ -97,7 +97,31 @@ def tma_can_store(eqn: Eqn, ctx: SelectContext) -> str | None:
   return global_refusal(ref) or start_refusal(ref, ctx.facts, storing=True)
 
 
-def staging_rows_fit(eqn: Eqn, ctx: SelectContext) -> str | None:
+def staging_fits(eqn: Eqn, ctx: SelectContext) -> str | None:
+  """Each warpgroup stages its own rows, or its own 64 columns."""
+  by_rows = _rows_refusal(eqn, ctx)
+  if by_rows is None or stages_columns(eqn.refs[0], ctx.layouts[eqn.values[0]], ctx.warpgroups(eqn)):  # type: ignore
+    return None
+  return by_rows
+
+
+def stages_columns(ref: RefOperand, layout: Layout, warpgroups: int) -> bool:
+  """Whether a tile, as an accumulator transposed is, leaves in chunks of 64 columns, one of each warpgroup."""
+  rows, columns = ref.view.static_shape
+  if warpgroups == 1 or columns != 64 * warpgroups or rows % 8:
+    return False
+  table = layout.table(("warp", "lane", "reg"))[..., 1].reshape(warpgroups, -1)
+  if any((table[w] // 64 != w).any() for w in range(warpgroups)) or layout.valid != layout.shape:
+    return False
+  part = chunk_layout(layout, warpgroups)
+  if part is None:
+    return False
+  stage = SharedPlace(stack(shared_layout((rows, 64), 16, 128), warpgroups, 16), (warpgroups, rows, 64), 0, (),
+                      (1, 1, 1))
+  return stmatrix_rows(shared_bytes(stage, part, 128 * warpgroups, 2)) is not None
+
+
+def _rows_refusal(eqn: Eqn, ctx: SelectContext) -> str | None:
   """Each warpgroup stages its own rows in 64-column chunks, 128-byte swizzled."""
   (rows, columns), wgs = eqn.refs[0].view.static_shape, ctx.warpgroups(eqn)
   layout = ctx.layouts[eqn.values[0]]  # type: ignore[index]
@@ -243,7 +267,7 @@ def _no_tma(eqn: Eqn, ctx: SelectContext, *, proven: bool) -> str | None:
 
 STORE = (
   Variant("tma", (has_tma, is_not_explicit, is_unmasked, is_not_elected, is_not_ordered, comes_from_wgmma,
-                  tma_can_store, staging_rows_fit)),
+                  tma_can_store, staging_fits)),
   Variant("direct"),
 )
 
@@ -279,6 +303,9 @@ def _store(eqn: Eqn, ctx: SelectContext) -> tuple[Eqn, Choice | None]:
   masked = len(eqn.values) > 1 and isinstance(eqn.values[1], Var) and eqn.values[1].shape
   width = 1 if masked or layout is None else access_width(ref, layout, ctx.threads(eqn), guard, ctx.facts)
   params |= {"dispatch": choice.variant, "guard": guard, "vec": width}
+  if choice.variant == "tma":
+    assert layout is not None
+    params["by_columns"] = _rows_refusal(eqn, ctx) is not None
   return eqn.replace(params={**eqn.params, **params}), choice
 
 
