@@ -121,13 +121,13 @@ def _is_sum(layout: Layout) -> bool:
 
 @lru_cache(maxsize=256)
 def _drop(layout: Layout, dims: tuple[int, ...]) -> Layout:
-  """One slot of a buffer: the dimensions `dims` fixed at 0 and gone. They must lie above the others."""
-  columns = list(layout.columns("off"))
-  low = [c for c in columns if not any(unpack(c, layout.rank)[d] for d in dims)]
-  assert columns[:len(low)] == low, f"a slot of {layout} is not contiguous"
+  """The dimensions `dims` fixed at 0 and gone: a slot of a buffer where they lie above the others, else what skips the
+  offsets of their elements (columns of 0: no other element lies there)."""
+  columns = [0 if any(unpack(c, layout.rank)[d] for d in dims) else c for c in layout.columns("off")]
+  while columns and not columns[-1]:
+    columns.pop()
   outers = [o for o in layout.outers if o.dim not in dims]
-  slot = build(layout.shape, {"off": low}, outers, valid=layout.valid)
-  return slot.project(dims)
+  return build(layout.shape, {"off": columns}, outers, valid=layout.valid).project(dims)
 
 
 def stack(tile: Layout, count: int, bits: int) -> Layout:

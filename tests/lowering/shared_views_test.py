@@ -1,0 +1,99 @@
+"""Views of shared buffers at an index of any dimension: right in the simulator, or refused where wgmma would read."""
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiletrace as tt
+from tiletrace.core.errors import LayoutError
+from tiletrace.lowering.layouts.relation import make
+from tiletrace.lowering.shared_views import _drop
+
+rng = np.random.default_rng(17)
+DTYPES = [jnp.float32, jnp.bfloat16, jnp.int8]
+
+
+def normal(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+  return (8 * rng.standard_normal(shape)).astype(dtype)
+
+
+def simulated(kernel: Any, x: np.ndarray, out: tuple[int, ...]) -> np.ndarray:
+  call = tt.tile_call(kernel, jax.ShapeDtypeStruct(out, x.dtype), grid=1, backend="sim")
+  return np.asarray(call(x))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(64, 32), (48, 20)])
+def test_columns_are_read_at_an_index(shape, dtype):
+  def kernel(x, y):
+    s = tt.alloc_shared(shape, x.dtype)
+    tt.copy(x, s)
+    for j in tt.range(shape[1]):
+      y[j, :] = s[:, j]
+
+  x = normal(shape, dtype)
+  assert (simulated(kernel, x, shape[::-1]) == x.T).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_columns_are_written_at_an_index(dtype):
+  def kernel(x, y):
+    s = tt.alloc_shared((48, 20), x.dtype)
+    for j in tt.range(20):
+      s[:, j] = x[j, :]
+    y[...] = s[...]
+
+  x = normal((20, 48), dtype)
+  assert (simulated(kernel, x, (48, 20)) == x.T).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_index_stands_in_the_middle_or_at_both_ends(dtype):
+  def kernel(x, y):
+    s = tt.alloc_shared((4, 32, 16), x.dtype)
+    t = tt.alloc_shared((4, 16, 32), x.dtype)
+    s[...] = x[...]
+    for i in tt.range(4):
+      for j in tt.range(16):
+        t[i, j, :] = s[i, :, j]
+    for j in tt.range(16):
+      tt.copy(t.at[:, j, :], y.at[:, j, :])
+
+  x = normal((4, 32, 16), dtype)
+  assert (simulated(kernel, x, (4, 16, 32)) == x.swapaxes(1, 2)).all()
+
+
+def test_an_operand_that_wgmma_cannot_read_with_such_gaps_is_refused():
+  def kernel(a, b, c):
+    a_s = tt.alloc_shared((64, 2, 64), a.dtype)
+    b_s = tt.alloc_shared((64, 64), b.dtype)
+    acc = tt.alloc_fragment((64, 64), jnp.float32)
+    acc[...] = 0
+    tt.copy(a, a_s)
+    tt.copy(b, b_s)
+    for j in tt.range(2):
+      tt.gemm(a_s.at[:, j, :], b_s, acc)
+    c[...] = acc[...]
+
+  a, b = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((64, 2, 64), (64, 64)))
+  with pytest.raises(LayoutError, match="no shared layout for a_s") as e:
+    tt.tile_call(kernel, jax.ShapeDtypeStruct((64, 64), jnp.float32), grid=1).lower(a, b)
+  assert "rows of 128 bytes, 2 of them" in str(e.value)
+  assert "a_s = tt.alloc_shared((64, 2, 64), a.dtype)" in str(e.value)
+
+
+def test_what_is_left_of_a_layout_lies_where_it_lay():
+  shape = (4, 8, 16)
+  layout = make({"off": 512}, shape, lambda off: (off // 128, off // 16 % 8, off % 16))
+  for dims in ((0,), (1,), (2,), (0, 2), (1, 2)):
+    kept = [d for d in range(3) if d not in dims]
+    left = _drop(layout, dims)
+    for index in np.ndindex(*(shape[d] for d in kept)):
+      whole = [0, 0, 0]
+      for d, i in zip(kept, index, strict=True):
+        whole[d] = i
+      assert left.offset_of(index) == layout.offset_of(whole)
