@@ -98,6 +98,15 @@ def test_every_tiling_assembles_without_spills_and_copies_by_tma(form, m):
   assert set(variants(lowered, "copy")) == {"tma"} and "no producer" not in notes(lowered)
 
 
+def test_of_few_rows_two_programs_share_what_they_read_of_x_and_nothing_is_rearranged():
+  k, n = 4096, 4096
+  lowered = dequant_matmul_call((16, n), BF16, k=k).lower(
+      struct(16, k, dtype=BF16), struct(*packed_shape(k, n, "int4"), dtype=np.uint32), struct(32, n, dtype=BF16))
+  assert "is multicast along the cluster's axes (0,)" in notes(lowered)
+  assert count(lowered, "mma.sync") == count(lowered, "ldmatrix") == 32           # of 8 blocks of 64 rows, by one warp
+  assert "relayout" not in lowered.as_text("layout")
+
+
 @pytest.mark.parametrize(("form", "instruction"), [
   ("int4", "sub.rn.bf16x2"), ("int8", "sub.rn.bf16x2"), ("fp4", "mul.rn.f16x2")])
 def test_weights_become_numbers_in_pairs_and_go_from_registers_to_the_tensor_core(form, instruction):

@@ -56,10 +56,11 @@ def choose_dequant_tiling(m: int, n: int, *, form: Format, group: int) -> Dequan
     return DequantTiling(256, 128, 2, 4)
   if m > _FEW_ROWS:
     return DequantTiling(tt.align_to(m, 8) if m <= 64 else 128, 128, 2, 6)
-  bn = COLUMNS if n <= 2 * COLUMNS * SM_90A.sm_count else 2 * COLUMNS
-  blocks = next(b for b in range(_FEW_BLOCKS, 0, -1) if b * BLOCK % group == 0 or group % (b * BLOCK) == 0)
+  ctas = 1 if n <= COLUMNS * SM_90A.sm_count else 2                # of an SM
+  bn, most = COLUMNS * ctas, _FEW_BLOCKS // ctas
+  blocks = next(b for b in range(most, 0, -1) if b * BLOCK % group == 0 or group % (b * BLOCK) == 0)
   slot = blocks * BLOCK * (bn * BITS[form] // 8 + 2 * _FEW_ROWS)
-  return DequantTiling(_FEW_ROWS, bn, 1, min(_RING_BYTES // slot, 8), blocks)
+  return DequantTiling(_FEW_ROWS, bn, 1, min(_RING_BYTES // ctas // slot, 8), blocks)
 
 
 def dequant_matmul_kernel(x, w, scales, y, *, form, group, tiling):
@@ -164,8 +165,10 @@ def dequant_matmul_call(shape: tuple[int, int], dtype: Any, *, k: int, group: in
   group = group if group < k else tt.align_to(k, BLOCK * _FEW_BLOCKS)
   t = tiling or choose_dequant_tiling(m, n, form=format, group=group)
   kernel = few_rows_kernel if t.few_rows else dequant_matmul_kernel
-  launch = {"grid": tt.cdiv(n, t.bn)} if t.few_rows else {
-      "grid": (tt.cdiv(m, t.bm), tt.cdiv(n, t.bn)), "raster": 16, "persistent": True}
+  if t.few_rows:             # two CTAs share what they read of x, which together is more than the weights
+    launch: dict[str, Any] = {"grid": tt.align_to(tt.cdiv(n, t.bn), 2), "cluster": (2,)}
+  else:
+    launch = {"grid": (tt.cdiv(m, t.bm), tt.cdiv(n, t.bn)), "raster": 16, "persistent": True}
   return tt.tile_call(
       functools.partial(kernel, form=format, group=group, tiling=t), jax.ShapeDtypeStruct(shape, dtype),
       warpgroups=t.warpgroups, **launch, name="dequant_matmul",
