@@ -108,6 +108,7 @@ from tiletrace.core.ops.shape import (
   transpose,
   zeros,
 )
+from tiletrace.core.ops.step import step
 from tiletrace.core.ops.take import take
 from tiletrace.core.ops.transcendental import (
   acos,
@@ -168,7 +169,7 @@ __all__ = [
   "negative", "not_equal", "num_ctas", "num_programs", "ones", "parallel", "philox_4x32", "pipelined", "plot_layout",
   "population_count", "power", "prod", "profile", "program_id", "random_bits", "random_uniform", "raster",
   "reciprocal", "reshape", "right_shift", "rsqrt", "sigmoid", "sign", "signbit", "silu", "sin", "sinh", "sqrt",
-  "square", "store", "subtract", "switch", "swizzle", "sync", "take", "tan", "tanh", "tile_call", "timeline",
+  "square", "step", "store", "subtract", "switch", "swizzle", "sync", "take", "tan", "tanh", "tile_call", "timeline",
   "transpose", "trunc", "wait_group", "warpgroup", "warpgroup_id", "wgmma_wait", "when", "where", "while_loop",
   "zeros",
 ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -241,6 +241,26 @@ def substitute(block: Block, env: dict[Var, Atom]) -> Block:
     return e.replace(invars=tuple(map(atom, e.invars)), blocks=tuple(substitute(b, env) for b in e.blocks))
 
   return dataclasses.replace(block, eqns=tuple(map(eqn, block.eqns)), outs=tuple(map(atom, block.outs)))
+
+
+def copied(eqns: Iterable[Eqn], env: dict[Var, Atom]) -> list[Eqn]:
+  """The equations with fresh variables; `env` replaces operands, and is extended by what they bind."""
+  def atom(a: Atom) -> Atom:
+    return env.get(a, a) if isinstance(a, Var) else a
+
+  def fresh(v: Var) -> Var:
+    env[v] = new = Var(v.type, v.hint)
+    return new
+
+  def block(b: Block) -> Block:
+    heads = tuple(map(fresh, b.invars))
+    return Block(heads, tuple(map(copy, b.eqns)), tuple(map(atom, b.outs)))
+
+  def copy(e: Eqn) -> Eqn:
+    invars, blocks = tuple(map(atom, e.invars)), tuple(map(block, e.blocks))
+    return e.replace(invars=invars, blocks=blocks, outvars=tuple(map(fresh, e.outvars)))
+
+  return list(map(copy, eqns))
 
 
 def with_refs(eqn: Eqn, refs: Sequence[RefOperand], *, values: Sequence[Atom] | None = None, **params: Any) -> Eqn:

@@ -24,9 +24,9 @@ class Spec:
 
 SPECS: dict[str, Spec] = {
   "trace": Spec(absent=frozenset({"relayout"})),
-  "layout": Spec(),
-  "select": Spec(),
-  "schedule": Spec(absent=frozenset({"gemm"}), loops=frozenset({"range", "fori"})),
+  "layout": Spec(absent=frozenset({"step"})),
+  "select": Spec(absent=frozenset({"step"})),
+  "schedule": Spec(absent=frozenset({"gemm", "step"}), loops=frozenset({"range", "fori"})),
 }
 
 

@@ -1,7 +1,7 @@
 """The compiler, top to bottom: the one place that knows the order of the passes.
 
-trace -> simplify -> choose anchors -> infer layouts -> select -> schedule -> emit -> assemble. Between passes the graph
-is verified against the specification of its level, and dumped where TT_DUMP asks for it.
+trace -> rotate steps, simplify -> choose anchors -> infer layouts -> select -> schedule -> emit -> assemble. Between
+passes the graph is verified against the specification of its level, and dumped where TT_DUMP asks for it.
 """
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from tiletrace.lowering.ptx.lint import check as lint
 from tiletrace.lowering.schedule.program import Program
 from tiletrace.lowering.schedule.schedule import schedule
 from tiletrace.lowering.select.select import Selected, choose_anchors, select
+from tiletrace.lowering.steps import rotate
 from tiletrace.lowering.target import TARGETS, Target
 
 Recorder = debug.Ring | profile.Records
@@ -109,7 +110,7 @@ def lower(graph: TileGraph, target: Target, options: CompileOptions) -> Lowering
   """
   run = _Runner(graph.name, graph)
   graph, recorders = instrumented(graph, options)
-  graph = run("simplify", lambda: simplify(graph), level="trace", text=to_text)
+  graph = run("simplify", lambda: simplify(rotate(graph)), level="trace", text=to_text)
   anchored, before = run("choose_anchors", lambda: choose_anchors(graph, target, options))
   laid_out = run("infer_layouts", lambda: infer_layouts(anchored, target), level="layout",
                  text=lambda x: with_layouts(x.graph, x.layouts))

@@ -332,7 +332,7 @@ def lost(low: Lowered) -> list[str]:
 
 
 def test_of_program_order_the_report_says_what_is_waited_for_without_need():
-  gemm, read, p, later = lines(Attention, "tt.gemm(self.q_s", "logits = self.logits[...]", "p[...] = e", "tt.gemm(self.p")
+  gemm, read, p, later = lines(Attention, "tt.gemm(self.q_s", "logits = self.logits", "p[...] = e", "tt.gemm(self.p")
   assert lost(lowered("fa2")) == [f"{read}  lost overlap: the wait for the gemm at {gemm} also waits for the one at "
                                   f"{later}, which {p} is the first to need"]
   assert lost(lowered("fa2"))[0] in lowered("fa2").report()
@@ -364,8 +364,8 @@ def test_a_slot_is_held_over_the_back_edge_where_the_producer_has_another_one(st
   loop, gemm = lines(latent, "tt.pipelined", "tt.gemm(tt.maximum")
   held = [x for x in lost(low) if "at the end of each iteration" in x]
   assert held == ([] if round_trip else [
-      f"{loop}  lost overlap: the gemm at {gemm} is waited for at the end of each iteration: its slot is needed for what "
-      "is copied next (a larger num_stages)"])
+      f"{loop}  lost overlap: the gemm at {gemm} is waited for at the end of each iteration: its slot is needed for "
+      "what is copied next (a larger num_stages)"])
   assert not [w for w in assemble(low).warnings if "C75" in w]
   wide = [x.astype(np.float64) for x in (q, c)]
   want = np.maximum(wide[0] @ wide[1].T, 0) @ wide[1]

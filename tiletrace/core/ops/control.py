@@ -167,6 +167,8 @@ class _RangeLoop(Loop):
       self.trace.fail(ControlFlowError(
           f"{self.what} has nothing to pipeline: its body copies nothing from global to shared memory", loc=self.loc,
           hint="tt.copy(x.at[...], x_s) inside the loop, or use tt.range"))
+    if "at_end" in scope.params:                             # of statements that have a say in the whole body
+      scope.params["at_end"](scope.block(), self.loc)
     bind(for_loop_p, self.operands, self.params, (scope.block(),), loc=self.loc)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tiletrace.core.graph import Atom, Block, Eqn, Var
-from tiletrace.core.ops import assume, barrier, control as ops, elementwise
+from tiletrace.core.ops import assume, barrier, control as ops, elementwise, step
 from tiletrace.lowering.emit.context import EmitContext, emit_rules
 from tiletrace.lowering.emit.values import Elements, Operand, materialise, move, move_register, unpack
 from tiletrace.lowering.ptx import isa
@@ -103,6 +103,11 @@ def _predicate(ctx: EmitContext, a: Atom) -> Reg:
   found = materialise(ctx.b, ctx.read(a)).regs[0]
   assert isinstance(found, Reg)
   return found
+
+
+@emit_rules.register(step.step_p)
+def _gone(ctx: EmitContext, eqn: Eqn) -> None:
+  raise AssertionError("steps are rotated first")
 
 
 @emit_rules.register(ops.cond_p)

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tiletrace.core.graph import Atom, Eqn, Var
-from tiletrace.core.ops import assume, barrier, control, grid, roles
+from tiletrace.core.ops import assume, barrier, control, grid, roles, step
 from tiletrace.lowering.infer.constraints import Constraint, InferContext, equal, is_distributed, layout_rules
 
 
@@ -41,6 +41,7 @@ def _branches(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
 @layout_rules.register(
     assume.assume_p, barrier.alloc_barrier_p, barrier.barrier_wait_p, barrier.barrier_arrive_p,
     barrier.barrier_arrive_expect_tx_p, barrier.fence_p, barrier.sync_p, grid.program_id_p, grid.size_p, grid.cta_id_p,
-    grid.num_ctas_p, grid.warpgroup_id_p, grid.lookup_p, roles.warpgroup_p, roles.elect_p)
+    grid.num_ctas_p, grid.warpgroup_id_p, grid.lookup_p, roles.warpgroup_p, roles.elect_p,
+    step.step_p)
 def _nothing(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
   yield from ()

@@ -66,14 +66,19 @@ class Consumer:
 
   # ---- straight lines
 
-  def block(self, block: Block, *, settled: bool = False, branch_of: Eqn | None = None) -> Block:
-    """A block that leaves no group pending. `settled`: a wait for all groups stands before it."""
+  def block(self, block: Block, *, settled: bool = False, at_end: Callable[[Group], None] | None = None) -> Block:
+    """A block that leaves no group pending.
+
+    Args:
+      settled: a wait for all groups stands before it.
+      at_end: hears of each group that is waited for at the block's end.
+    """
     flight = Flight(self.arrivals, settled=settled)
     rewritten = self._line(block, flight)
     self._report_early(block, flight, repeats=False)
-    if branch_of is not None:
+    if at_end is not None:
       for g in flight.groups:
-        self._note(branch_of, f"the gemm at {g.gemm.loc.short()} is waited for at the end of its branch")
+        at_end(g)
     return _appended(rewritten, flight.finish)
 
   def _report_early(self, block: Block, flight: Flight, *, repeats: bool) -> None:
@@ -104,7 +109,7 @@ class Consumer:
       for resources, segment in starts:
         opened.append(self._acquire(b, resources, segment, block))
       out += b.eqns
-      out += self._equation(eqn, flight)
+      out += self._equation(eqn, flight, block)
       done = [l for l in opened if l.segment.last_use is eqn]
       opened = [l for l in opened if l not in done]
       out += self._release_after(eqn, done, flight)
@@ -121,7 +126,7 @@ class Consumer:
       self.live[v] = live
     return live
 
-  def _equation(self, eqn: Eqn, flight: Flight) -> list[Eqn]:
+  def _equation(self, eqn: Eqn, flight: Flight, block: Block) -> list[Eqn]:
     """The rewritten equation; a gemm puts its group in flight."""
     if eqn.primitive is mma.gemm_p:
       flight.groups.append(Group.of(eqn))
@@ -130,9 +135,14 @@ class Consumer:
       if stays_in_flight(eqn, self._pushes) and self._can_release_late(eqn):
         return self._pipelined_gemm_loop(eqn)
       return self._loop(eqn, flight.settled)
+
+    def at_end(group: Group) -> None:
+      if flight.repeated is not None or needed_at(block, eqn, group, repeats=False, skip=True) is not None:
+        self._note(eqn, f"the gemm at {group.gemm.loc.short()} is waited for at the end of its branch")
+
+    branch = eqn.primitive in (control.cond_p, control.switch_p)
+    blocks = tuple(self.block(b, settled=flight.settled, at_end=at_end if branch else None) for b in eqn.blocks)
     eqn = self._redirect(eqn)
-    branch = eqn if eqn.primitive in (control.cond_p, control.switch_p) else None
-    blocks = tuple(self.block(b, settled=flight.settled, branch_of=branch) for b in eqn.blocks)
     return [eqn.replace(blocks=blocks) if blocks else eqn]      # one that stays the same is known by identity
 
   def _loop(self, loop: Eqn, settled: bool) -> list[Eqn]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from tiletrace.core import dtypes
-from tiletrace.core.graph import Atom, Block, Eqn, Literal, Var, walk
+from tiletrace.core.graph import Atom, Block, Eqn, Literal, Var, copied, walk
 from tiletrace.core.ops import control, elementwise, memory, mma
 from tiletrace.core.types import RefType, Space, TileType
 from tiletrace.lowering.facts import Facts
@@ -169,23 +169,9 @@ def _substituted(eqn: Eqn, env: dict[Var, Literal]) -> Eqn:
 
 def clone(block: Block, env: dict[Var, Atom], layouts: dict[Var, Layout]) -> list[Eqn]:
   """The block's equations with fresh variables; `env` replaces operands. Layouts go with the variables."""
-  env = dict(env)
-
-  def copy(eqn: Eqn) -> Eqn:
-    invars = tuple(env.get(a, a) if isinstance(a, Var) else a for a in eqn.invars)
-    blocks = []
-    for inner in eqn.blocks:
-      heads = tuple(map(fresh, inner.invars))
-      eqns = tuple(map(copy, inner.eqns))
-      blocks.append(Block(heads, eqns, tuple(env.get(a, a) if isinstance(a, Var) else a for a in inner.outs)))
-    return eqn.replace(invars=invars, blocks=tuple(blocks), outvars=tuple(map(fresh, eqn.outvars)))
-
-  def fresh(v: Var) -> Var:
-    new = Var(v.type, v.hint)
-    env[v] = new
-    if v in layouts:
-      layouts[new] = layouts[v]
-    return new
-
   assert not any(isinstance(v.type, RefType) for v in block.invars)
-  return [copy(e) for e in block.eqns]
+  given, env = set(env), dict(env)
+  eqns = copied(block.eqns, env)
+  bound = {v: new for v, new in env.items() if v not in given and isinstance(new, Var)}
+  layouts.update((new, layouts[v]) for v, new in bound.items() if v in layouts)
+  return eqns

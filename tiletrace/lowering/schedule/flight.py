@@ -49,9 +49,10 @@ def takes_time(eqn: Eqn) -> bool:
       isinstance(v.type, TileType) and v.type.shape for v in eqn.outvars)
 
 
-def needed_at(block: Block, after: Eqn, group: Group, *, repeats: bool) -> Eqn | None:
-  """The equation that needs a group complete, where something that takes time stands between `after` and it."""
-  at = block.eqns.index(after)
+def needed_at(block: Block, after: Eqn, group: Group, *, repeats: bool, skip: bool = False) -> Eqn | None:
+  """The equation that needs a group complete, where something that takes time stands between it and `after` (that
+  included, but for `skip`)."""
+  at = block.eqns.index(after) + skip
   later = (*block.eqns[at:], *(block.eqns[:at] if repeats else ()))
   between = False
   for eqn in later:

@@ -11,6 +11,7 @@ from jax import lax
 from tiletrace.core.graph import Eqn
 from tiletrace.core.ops.assume import assume_p
 from tiletrace.core.ops.control import cond_p, for_loop_p, switch_p, while_loop_p
+from tiletrace.core.ops.step import step_p
 from tiletrace.lowering.xla.machine import Machine, xla_rules
 
 
@@ -58,6 +59,13 @@ def _switch(m: Machine, eqn: Eqn) -> Sequence[jax.Array]:
   outs, arrays = lax.switch(m.read(eqn.values[0]), branches, [], [m.memory[v] for v in carried])
   m.memory.update(zip(carried, arrays))
   return outs
+
+
+@xla_rules.register(step_p)
+def _step(m: Machine, eqn: Eqn) -> Sequence[jax.Array]:
+  """One step after the other."""
+  m.run(eqn.blocks[0])
+  return []
 
 
 @xla_rules.register(assume_p)
