@@ -151,6 +151,24 @@ def test_sums_of_several_elements_at_once_are_sm_90s():
   assert count(older, r"red.relaxed.gpu.global.add.f32") and not count(older, r"add.v\d.f32")
 
 
+@pytest.mark.parametrize("warpgroups, policy, bm", [(2, (1, 2), 64), (2, (2, 1), 128), (3, (3, 1), 192), (3, None, 192),
+                                                    (6, (2, 3), 128)])
+def test_warpgroups_divide_a_product_as_told(warpgroups, policy, bm):
+  rng = np.random.default_rng(0)
+  case = corpus_gemm.matmul(rng, bm, 96, 40, bm=bm, bn=96, bk=32, warpgroups=warpgroups, policy=policy, to=F32)
+  lowered = case.call.lower(*case.inputs, target="sm_80")
+  (got,), (want,) = run(lowered, case), case.want
+  assert_close(got, want, "gemm", str(policy))
+
+
+@pytest.mark.parametrize("policy, said", [((3, 2), "3 along the rows, with others beside them, are no power of two"),
+                                          ((2, 2), "among 4 warpgroups, 6 compute it")])
+def test_divisions_that_warps_have_no_addresses_for_are_refused(policy, said):
+  with pytest.raises(LoweringError) as e:
+    matmul("sm_80", bm=192, warpgroups=6, policy=policy)
+  assert said in str(e.value)
+
+
 # ---- what is refused
 
 def barrier_kernel(x, y):

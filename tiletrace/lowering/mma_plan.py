@@ -59,12 +59,16 @@ def mma_plan(shape: tuple[int, int, int], itemsize: int, warps: int, policy: str
 
 
 def _splits(warps: int, policy: str | tuple[int, int]) -> list[tuple[int, int]]:
-  """Warps along the rows, along the columns."""
+  """Warps along the rows, along the columns: what is not the last of the extents that a warp's index is made of is a
+  power of two, as addresses are made of its bits."""
   if isinstance(policy, tuple):
     return [(4 * policy[0], policy[1])]
-  divisors = [n for n in range(1, warps + 1) if warps % n == 0]
-  return [(rows, columns) for rows in divisors for columns in reversed(divisors) if warps // rows % columns == 0 and
-          (policy != "full_col" or rows == 1) and (policy != "full_row" or columns == 1)]
+  bits = warps & -warps
+  powers = [1 << i for i in range(bits.bit_length())]
+  found = [(rows, columns) for rows in powers for columns in (warps // rows, *reversed(powers))
+           if warps // rows % columns == 0]
+  return [(rows, columns) for rows, columns in dict.fromkeys([*found, (warps, 1)])
+          if (policy != "full_col" or rows == 1) and (policy != "full_row" or columns == 1)]
 
 
 def plan_of(eqn: Eqn, warpgroups: int) -> MmaPlan:

@@ -55,7 +55,9 @@ def policy_is_for_warps(eqn: Eqn, ctx: SelectContext) -> str | None:
   count = ctx.warpgroups(eqn)
   if math.prod(policy) != count:
     return f"policy={policy} divides acc among {math.prod(policy)} warpgroups, {count} compute it"
-  return None
+  rows, columns = policy
+  return f"policy={policy}: {rows} along the rows, with others beside them, are no power of two" if (
+    rows & (rows - 1) and columns > 1) else None
 
 
 def padding_of_k_is_zero(eqn: Eqn, ctx: SelectContext) -> str | None:
