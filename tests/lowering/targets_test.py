@@ -270,8 +270,7 @@ def test_kernels_are_right_and_assemble(target, name):
     assert_close(got, want, kind, name)
 
 
-@pytest.mark.parametrize("target", ["sm_80", "sm_89"])
-@pytest.mark.parametrize("head_dim", [64, 96, 128])
+@pytest.mark.parametrize("target, head_dim", [("sm_80", 64), ("sm_89", 96), ("sm_89", 128)])
 def test_attention_copies_ahead_and_keeps_its_probabilities_in_registers(target, head_dim):
   """Blocks of keys before, in and after the loop; P is the second product's operand without a conversion."""
   q = struct(1, 2000, 2, head_dim, dtype=BF16)
@@ -284,9 +283,9 @@ def test_attention_copies_ahead_and_keeps_its_probabilities_in_registers(target,
   assert "relayout" not in lowered.as_text("schedule")
 
 
-@pytest.mark.parametrize("target, name", list(zip(itertools.cycle(("sm_80", "sm_89")), list(CORPUS)[::12])))
+@pytest.mark.parametrize("target, name", list(zip(itertools.cycle(("sm_80", "sm_89")), list(CORPUS)[::20])))
 def test_the_corpus_is_lowered_and_assembled_or_refused_by_name(target, name):
-  """Every twelfth kernel."""
+  """Every twentieth kernel."""
   case = build(name)
   try:
     lowered = case.call.lower(*case.inputs, target=target)
@@ -299,16 +298,17 @@ def test_the_corpus_is_lowered_and_assembled_or_refused_by_name(target, name):
 def test_attention_is_right(monkeypatch):
   monkeypatch.setenv("TT_TARGET", "sm_80")
   monkeypatch.setenv("TT_BACKEND", "sim")
-  q, k, v = (jax.random.normal(jax.random.key(i), (1, 100, 1, 64), jnp.bfloat16) for i in range(3))
+  q, k, v = (jax.random.normal(jax.random.key(i), (1, 90, 1, 64), jnp.bfloat16) for i in range(3))
   got, want = flash_attention(q, k, v, is_causal=True), attention_reference(q, k, v, is_causal=True)
   np.testing.assert_allclose(np.asarray(got, np.float32), np.asarray(want, np.float32), atol=2e-2)
 
 
 @pytest.mark.gpu(least=8)
-@pytest.mark.parametrize("target", ["sm_80", pytest.param("sm_89", marks=pytest.mark.skipif(
-  (primitive.capability() or 0) < 89, reason="for GPUs from 8.9 on"))])
+@pytest.mark.parametrize("target", ["sm_80", "sm_89"])
 def test_a_gpu_runs_the_programs(monkeypatch, target):
   """Products, softmax and attention; a GPU of a later generation runs the same PTX, assembled for it."""
+  if (primitive.capability() or 0) < int(target.removeprefix("sm_")):
+    pytest.skip(f"the GPU is older than {target}")
   monkeypatch.setenv("TT_TARGET", target)
   for name in CASES:
     case = build(name)
