@@ -390,3 +390,26 @@ def test_a_gemm_in_a_branch_is_waited_for_in_it():
   branch, gemm = lines(kernel, "with tt.when", "tt.gemm")
   assert lost(low) == [f"{branch}  lost overlap: the gemm at {gemm} is waited for at the end of its branch"]
   assert not [w for w in assemble(low).warnings if "C75" in w]
+
+
+@pytest.mark.parametrize(("warpgroups", "stays"), [(2, True), (4, False)])
+def test_a_gemm_whose_operand_takes_the_registers_of_the_next_one_is_waited_for(warpgroups, stays):
+  """With four consumers a thread has 112: C7512 otherwise."""
+  rows = 64 * warpgroups
+
+  def kernel(q, k, v, o):
+    q_s, k_s, v_s = (tt.alloc_shared((n, 64), BF16) for n in (rows, 96, 96))
+    s, acc = tt.alloc_fragment((rows, 96), F32), tt.alloc_fragment((rows, 64), F32)
+    acc[...] = 0
+    tt.copy(q, q_s)
+    for j in tt.pipelined(4, num_stages=2):
+      tt.copy(k.at[tt.block(j, 96), :], k_s)
+      tt.copy(v.at[tt.block(j, 96), :], v_s)
+      tt.gemm(q_s, k_s.T, s, accumulate=False)
+      tt.gemm(tt.maximum(s[...], 0).astype(BF16), v_s, acc)
+    o[...] = acc[...]
+
+  q, k = struct(rows, 64, dtype=BF16), struct(384, 64, dtype=BF16)
+  lowered = lower(kernel, [q, k, k], struct(rows, 64), warpgroups=warpgroups)
+  assert lowered.compile().memory_analysis()["spill_stores"] == 0
+  assert ("takes registers that the next one needs" in str(lowered.report())) == (not stays)

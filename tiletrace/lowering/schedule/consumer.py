@@ -51,10 +51,12 @@ class Consumer:
     rings: resources of every ring. Empty: a kernel without a producer.
     states: this role's state of each ring.
     arrivals: how many warpgroups release a slot.
+    fits: whether a thread's registers hold these operands of gemms beside everything else.
   """
 
-  def __init__(self, rings: list[RingResources], states: dict[RingResources, RingState], arrivals: int, facts: Facts):
-    self.rings, self.states, self.arrivals, self.facts = rings, states, arrivals, facts
+  def __init__(self, rings: list[RingResources], states: dict[RingResources, RingState], arrivals: int, facts: Facts,
+               fits: Callable[[list[Var]], bool]):
+    self.rings, self.states, self.arrivals, self.facts, self.fits = rings, states, arrivals, facts, fits
     self._of: dict[Var, RingResources] = {v: r for r in rings for v in r.ring.buffers}
     self._pushes = {c for r in rings for s in r.ring.segments for c in s.copies}
     self._starts: dict[Eqn, list[tuple[RingResources, Segment]]] = {}
@@ -183,7 +185,14 @@ class Consumer:
       return False
     inside = any(e in self._starts for eqn in body.eqns for b in eqn.blocks for e in walk(b))
     carried = {*body.invars, *body.outs}
-    return not inside and not any(g.pending.a_value in carried for g in left)
+    if inside or any(g.pending.a_value in carried for g in left):
+      return False
+    held = [g.pending.a_value for g in left if g.pending.a_value is not None]
+    if held and not self.fits(held):
+      self._note(loop, f"the gemm at {left[-1].gemm.loc.short()} is waited for at the end of each iteration: its "
+                 "operand takes registers that the next one needs (smaller tiles, or fewer warpgroups)")
+      return False
+    return True
 
   def _after(self, loop: Eqn, left: list[Group]) -> list[Eqn]:
     """Completes what the last iteration left in flight."""

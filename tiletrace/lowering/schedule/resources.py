@@ -18,7 +18,7 @@ BARRIER_BYTES = 8
 PRODUCER_REGISTERS = 24
 _BESIDE_ACCUMULATOR = 26  # registers that an instruction with an accumulator of 128 needs beside it (ptxas 13.0: 154)
 _COPYING_REGISTERS = (136, 88, 80, 56)  # of a producer whose threads copy: most of them are loads in flight
-_BESIDE_FRAGMENTS = 48                   # of a consumer
+BESIDE_FRAGMENTS = 48                    # of a consumer
 _MAX_CONSUMER_REGISTERS = 240
 
 
@@ -44,7 +44,7 @@ def register_budget(consumers: int, target: Target, copies_beside: int | None = 
     each = left(producer)
     producer = 32 if consumers == 3 else producer
   else:
-    fitting = (p for p in _COPYING_REGISTERS if p <= entry <= left(p) and left(p) >= copies_beside + _BESIDE_FRAGMENTS)
+    fitting = (p for p in _COPYING_REGISTERS if p <= entry <= left(p) and left(p) >= copies_beside + BESIDE_FRAGMENTS)
     producer = next(fitting, _COPYING_REGISTERS[-1])
     each = left(producer)
   assert producer <= entry <= each and producer + consumers * each <= pool, (consumers, producer, each)
@@ -53,11 +53,12 @@ def register_budget(consumers: int, target: Target, copies_beside: int | None = 
 
 def fragment_registers(graph: TileGraph, layouts: dict[Var, Layout]) -> int:
   """Registers of a thread that the fragments of a graph take together."""
-  return sum(_registers_of(v, layouts) for e in walk(graph.body) for v in e.outvars
+  return sum(registers_of(v, layouts) for e in walk(graph.body) for v in e.outvars
              if v in layouts and isinstance(v.type, RefType) and v.type.space is Space.FRAGMENT)
 
 
-def _registers_of(var: Var, layouts: dict[Var, Layout]) -> int:
+def registers_of(var: Var, layouts: dict[Var, Layout]) -> int:
+  """Of a thread, for its part of a fragment or value."""
   return num_words(var.dtype, layouts[var].extent("reg"))
 
 
@@ -124,7 +125,7 @@ def check_registers(graph: TileGraph, layouts: dict[Var, Layout], budget: int) -
   for eqn in walk(graph.body):
     for var in eqn.outvars if eqn.primitive is not load_p or eqn.outvars[0] not in by_parts else ():
       if var in layouts and not (isinstance(var.type, RefType) and var.type.space is Space.SHARED):
-        sizes.append((_registers_of(var, layouts), var, eqn.loc))
+        sizes.append((registers_of(var, layouts), var, eqn.loc))
   fragments = [s for s in sizes if isinstance(s[1].type, RefType)]
   worst = max(sizes, key=lambda s: s[0], default=None)
   total = sum(s[0] for s in fragments)

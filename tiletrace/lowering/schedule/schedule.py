@@ -38,6 +38,7 @@ from tiletrace.lowering.schedule.program import Program
 from tiletrace.lowering.schedule.reductions import ReductionLowering
 from tiletrace.lowering.schedule.relayouts import RelayoutLowering
 from tiletrace.lowering.schedule.resources import (
+  BESIDE_FRAGMENTS,
   buffer_bytes,
   check_instructions,
   check_launch,
@@ -46,6 +47,7 @@ from tiletrace.lowering.schedule.resources import (
   part_of,
   place_buffers,
   register_budget,
+  registers_of,
 )
 from tiletrace.lowering.schedule.rings import Ring, changed_buffers, find_rings, is_tma, uses_outside_segments
 from tiletrace.lowering.schedule.slice import Slice, written_arrays
@@ -179,7 +181,8 @@ class _Scheduler:
     budget = register_budget(consumers, self.target, beside)
     plans = self._plans(graph, rings, part_of(budget[0] if budget else None))
     head.role(0, 1, budget[0] if budget else None, self._producer(graph, sliced, resources, plans, mail))
-    work = self._consumers(graph, resources, own, expand, staging, mail)
+    fits = self._fits(graph, budget[1] if budget else None)
+    work = self._consumers(graph, resources, own, expand, staging, mail, fits)
     head.role(1, consumers, budget[1] if budget else None, work)
     self._report(resources)
     return graph.replace(body=dataclasses.replace(graph.body, eqns=tuple(head.eqns))), WARPGROUP * (1 + consumers)
@@ -216,14 +219,20 @@ class _Scheduler:
     role.elect(b.block())
     return role.block()
 
+  def _fits(self, graph: TileGraph, budget: int | None) -> Callable[[list[Var]], bool]:
+    """Whether a consumer's registers (`budget`, or what the launch leaves) hold operands beside the fragments."""
+    most = budget or min(255, self.target.registers // (WARPGROUP * graph.options.warpgroups))
+    fragments = fragment_registers(graph, self.layouts)
+    return lambda operands: fragments + sum(registers_of(v, self.layouts) for v in operands) + BESIDE_FRAGMENTS <= most
+
   def _consumers(self, graph: TileGraph, resources: list[RingResources], own: set[Var], expand: Expand,
-                 staging: Staging | None, mail: list[Mailbox]) -> Block:
+                 staging: Staging | None, mail: list[Mailbox], fits: Callable[[list[Var]], bool]) -> Block:
     b = Builder(graph.loc)
     fragments = [e for e in graph.body.eqns if e.primitive is memory.alloc_p]
     body = dataclasses.replace(graph.body, eqns=tuple(e for e in graph.body.eqns if e not in set(fragments)))
     b.eqns += fragments
     states = {r: RingState.make(b, r.ring.slots) for r in resources}
-    rewriter = Consumer(resources, states, graph.options.warpgroups, self.facts)
+    rewriter = Consumer(resources, states, graph.options.warpgroups, self.facts, fits)
     changed = changed_buffers(graph.body)
     slots = {new for r in resources for old, new in r.buffers.items() if old in changed}
     work = self._ordered(expand(self._rescaled(rewriter.block(body))), graph, own, slots)
@@ -363,7 +372,7 @@ class _Scheduler:
     head = Builder(graph.loc)
     own = self._place_allocs(head, set())
     expand, staging = self._epilogue(head, graph.body, graph.options.warpgroups)
-    rewriter = Consumer([], {}, graph.options.warpgroups, self.facts)
+    rewriter = Consumer([], {}, graph.options.warpgroups, self.facts, self._fits(graph, None))
     work = self._ordered(expand(self._rescaled(rewriter.block(graph.body))), graph, own)
     head.eqns += self._on_grid(work).eqns
     if staging is not None:
