@@ -105,7 +105,7 @@ def test_accumulators_are_printed_amid_a_producer_and_consumers_without_serialis
       tt.copy(b.at[tt.block(k, 64), :], b_s)
       tt.gemm(a_s, b_s, acc)
       tt.debug_print("block {}", k)
-    tt.debug_print("{}", acc[:1, :4])
+    tt.debug_print("{}", tt.sum(acc[...], axis=1)[:4])
     c[tt.block(tt.program_id(0), 64), :] = acc[...]
 
   a, b = rng.integers(-3, 4, (192, 192)).astype(BF16), rng.integers(-3, 4, (192, 64)).astype(BF16)
@@ -118,7 +118,7 @@ def test_accumulators_are_printed_amid_a_producer_and_consumers_without_serialis
   out = capsys.readouterr().out
   want = a.astype(F32) @ b.astype(F32)
   for i in range(3):
-    assert f"program ({i},): {want[64 * i:64 * i + 1, :4]}" in out
+    assert f"program ({i},): {want[64 * i:64 * i + 4].sum(axis=1)}" in out
     assert out.count(f"program ({i},): block") == 3
 
 

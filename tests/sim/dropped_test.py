@@ -40,9 +40,9 @@ REDUNDANT: dict[str, set[str]] = {
     "gemm_of_clusters": {*_INIT, *_REGISTERS, "cp.async.bulk.wait_group 0", "bar.sync 0",
                          "mbarrier.arrive.shared::cluster.b64 1"},
     "gemm_by_cp_async": {*_INIT, *_REGISTERS, "mbarrier.arrive 3"},
-    "gemm_from_registers": _INIT,
-    # the first push finds its slot free, and the last pop frees it for nobody
-    "attention": {*_INIT, *_REGISTERS, *_FIRST_STAGING, "mbarrier wait 0", "mbarrier.arrive 2"},
+    "gemm_from_registers": {*_INIT, "mbarrier.arrive 2"},
+    # the first push finds its slot free, and the last pops, after the loop, free theirs for nobody
+    "attention": {*_INIT, *_REGISTERS, *_FIRST_STAGING, "mbarrier wait 0", "mbarrier.arrive 2", "mbarrier.arrive 3"},
     # the wait for wgmma already keeps the next stores behind its reads
     "gemm_of_written_operands": {"bar.sync 0"},
 }
