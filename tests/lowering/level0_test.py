@@ -145,5 +145,5 @@ def copied_before_the_roles_kernel(x, y):
 def test_a_plain_copy_is_made_by_the_threads_that_it_stands_with(kernel, shape):
   x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
   lowered = tt.tile_call(kernel, jax.ShapeDtypeStruct(shape, np.float32), grid=1, warpgroups=2).lower(x)
-  got = lowered.simulate(x)
-  np.testing.assert_array_equal(got[0] if isinstance(got, (tuple, list)) else got, x)
+  (got,) = lowered.simulate(x)
+  np.testing.assert_array_equal(got, x)

@@ -216,6 +216,14 @@ class TileGraph:
   def replace(self, **changes: Any) -> TileGraph:
     return dataclasses.replace(self, **changes)
 
+  def with_recorder(self, var: Var, name: str, body: Block) -> TileGraph:
+    """The graph with another body, and one more argument that it reads and writes: its last input and last output."""
+    n = self.num_inputs
+    invars = (*self.invars[:n], var, *self.invars[n:], var)
+    names = (*self.arg_names[:n], name, *self.arg_names[n:], name)
+    body = dataclasses.replace(body, invars=invars if body.invars else ())
+    return self.replace(invars=invars, arg_names=names, num_inputs=n + 1, body=body)
+
 
 def walk(block: Block) -> Iterator[Eqn]:
   """Every equation, outer before inner, in program order."""
@@ -227,9 +235,16 @@ def walk(block: Block) -> Iterator[Eqn]:
 
 def map_block(block: Block, fn: Callable[[Eqn], Eqn]) -> Block:
   """The block with `fn` applied to every equation, inner blocks first."""
-  eqns = tuple(fn(e.replace(blocks=tuple(map_block(b, fn) for b in e.blocks)) if e.blocks else e)
-               for e in block.eqns)
-  return dataclasses.replace(block, eqns=eqns)
+  return expand_block(block, lambda eqn: (fn(eqn),))
+
+
+def expand_block(block: Block, fn: Callable[[Eqn], Iterable[Eqn]]) -> Block:
+  """The block with the equations that `fn` gives for every equation, inner blocks first. An equation without blocks
+  comes to `fn` as it is, so that it may be known by identity."""
+  eqns: list[Eqn] = []
+  for e in block.eqns:
+    eqns += fn(e.replace(blocks=tuple(expand_block(b, fn) for b in e.blocks)) if e.blocks else e)
+  return dataclasses.replace(block, eqns=tuple(eqns))
 
 
 def substitute(block: Block, env: dict[Var, Atom]) -> Block:

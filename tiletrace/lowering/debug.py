@@ -15,7 +15,7 @@ import numpy as np
 
 from tiletrace.core import dtypes
 from tiletrace.core.errors import DebugCheckError
-from tiletrace.core.graph import Atom, Block, Eqn, TileGraph, Var, walk
+from tiletrace.core.graph import Atom, Block, Eqn, TileGraph, Var, expand_block, walk
 from tiletrace.core.ops import control, debug, elementwise, grid, memory
 from tiletrace.core.ops.assume import assume_p
 from tiletrace.core.source import Loc
@@ -89,29 +89,20 @@ def speaks(graph: TileGraph) -> bool:
 
 def with_checks(graph: TileGraph) -> TileGraph:
   """The graph with a check of each tt.assume."""
-  return graph.replace(body=_checked(graph.body))
+  def checked(eqn: Eqn) -> tuple[Eqn, ...]:
+    if eqn.primitive is not assume_p:
+      return (eqn,)
+    params = {"message": "tt.assume: the condition is false"}
+    return eqn, eqn.replace(primitive=debug.debug_check_p, params=params)
 
-
-def _checked(block: Block) -> Block:
-  out: list[Eqn] = []
-  for eqn in block.eqns:
-    out.append(eqn.replace(blocks=tuple(map(_checked, eqn.blocks))) if eqn.blocks else eqn)
-    if eqn.primitive is assume_p:
-      out.append(eqn.replace(primitive=debug.debug_check_p, params={"message": "tt.assume: the condition is false"}))
-  return dataclasses.replace(block, eqns=tuple(out))
+  return graph.replace(body=expand_block(graph.body, checked))
 
 
 def without_debug(graph: TileGraph) -> TileGraph:
   """The graph without what only debugging needs. What computed it is dead code."""
   if not speaks(graph):
     return graph
-  return graph.replace(body=_removed(graph.body))
-
-
-def _removed(block: Block) -> Block:
-  eqns = (e.replace(blocks=tuple(map(_removed, e.blocks))) if e.blocks else e for e in block.eqns
-          if e.primitive not in _SPOKEN)
-  return dataclasses.replace(block, eqns=tuple(eqns))
+  return graph.replace(body=expand_block(graph.body, lambda eqn: () if eqn.primitive in _SPOKEN else (eqn,)))
 
 
 def instrument(graph: TileGraph) -> tuple[TileGraph, Ring | None]:
@@ -122,34 +113,24 @@ def instrument(graph: TileGraph) -> tuple[TileGraph, Ring | None]:
     return graph, None
   ring = Var(RefType((RING_WORDS,), dtypes.i32, Space.GLOBAL), "debug_ring")
   writer = _Writer(ring, len(graph.options.grid))
-  body = writer.block(graph.body)
-  n = graph.num_inputs
-  invars = (*graph.invars[:n], ring, *graph.invars[n:], ring)
-  names = (*graph.arg_names[:n], "debug_ring", *graph.arg_names[n:], "debug_ring")
-  body = dataclasses.replace(body, invars=invars if body.invars else (), eqns=(*writer.scratch, *body.eqns))
-  graph = graph.replace(invars=invars, arg_names=names, num_inputs=n + 1, body=body)
-  return graph, Ring(tuple(writer.sites), len(graph.options.grid))
+  body = expand_block(graph.body, writer.equations)
+  body = dataclasses.replace(body, eqns=(*writer.scratch, *body.eqns))
+  return graph.with_recorder(ring, "debug_ring", body), Ring(tuple(writer.sites), len(graph.options.grid))
 
 
 class _Writer:
-  """Rewrites blocks; collects the sites."""
+  """Rewrites equations; collects the sites."""
 
   def __init__(self, ring: Var, rank: int):
     self.ring, self.rank = ring, rank
     self.sites: list[Site] = []
     self.scratch: list[Eqn] = []
 
-  def block(self, block: Block) -> Block:
-    out: list[Eqn] = []
-    for eqn in block.eqns:
-      if eqn.primitive is debug.debug_print_p:
-        types = tuple(a.type for a in eqn.values if isinstance(a.type, TileType))
-        out += self._record(eqn, Site(False, eqn.params["fmt"], types, eqn.loc), eqn.values)
-      elif eqn.primitive is debug.debug_check_p:
-        out += self._check(eqn)
-      else:
-        out.append(eqn.replace(blocks=tuple(map(self.block, eqn.blocks))) if eqn.blocks else eqn)
-    return dataclasses.replace(block, eqns=tuple(out))
+  def equations(self, eqn: Eqn) -> list[Eqn]:
+    if eqn.primitive is debug.debug_print_p:
+      types = tuple(a.type for a in eqn.values if isinstance(a.type, TileType))
+      return self._record(eqn, Site(False, eqn.params["fmt"], types, eqn.loc), eqn.values)
+    return self._check(eqn) if eqn.primitive is debug.debug_check_p else [eqn]
 
   def _check(self, eqn: Eqn) -> list[Eqn]:
     (condition,) = eqn.values

@@ -85,6 +85,11 @@ class Facts:
       return constant(int(a.value)) if isinstance(a.value, int) else UNKNOWN
     return self._of.get(a, UNKNOWN)
 
+  def certainly_runs(self, loop: Eqn) -> bool:
+    """A loop that goes up has an iteration at least."""
+    first, end = loop.values[:2]
+    return self[first].hi < self[end].lo
+
   def _block(self, block: Block) -> None:
     own: set[Var] = {v for eqn in block.eqns for v in eqn.outvars} | set(block.invars)
     outer: dict[Var, Fact] = {}                    # what is known, outside, of what is assumed here

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tiletrace.core import dtypes
-from tiletrace.core.graph import Block, Eqn, TileGraph, Var, walk
+from tiletrace.core.graph import Eqn, TileGraph, Var, expand_block, walk
 from tiletrace.core.ops import grid
 from tiletrace.core.ops.profile import profile_mark_p, profile_record_p
 from tiletrace.core.source import Loc
@@ -113,7 +113,7 @@ def without_profile(graph: TileGraph) -> TileGraph:
   """The graph without spans."""
   if not any(e.primitive is profile_mark_p for e in walk(graph.body)):
     return graph
-  return graph.replace(body=_map(graph.body, lambda eqn: []))
+  return graph.replace(body=expand_block(graph.body, lambda eqn: () if eqn.primitive is profile_mark_p else (eqn,)))
 
 
 def instrument(graph: TileGraph) -> tuple[TileGraph, Records | None]:
@@ -136,11 +136,8 @@ def instrument(graph: TileGraph) -> tuple[TileGraph, Records | None]:
               "block": records.block, "words": records.words, "warpgroups": records.warpgroups}
     return [*ids, Eqn(profile_record_p, (var, *(e.outvars[0] for e in ids)), (), params, mark.loc)]
 
-  n, body = graph.num_inputs, _map(graph.body, record)
-  invars = (*graph.invars[:n], var, *graph.invars[n:], var)
-  names = (*graph.arg_names[:n], "profile_records", *graph.arg_names[n:], "profile_records")
-  body = dataclasses.replace(body, invars=invars if body.invars else ())
-  return graph.replace(invars=invars, arg_names=names, num_inputs=n + 1, body=body), records
+  body = expand_block(graph.body, lambda eqn: record(eqn) if eqn.primitive is profile_mark_p else (eqn,))
+  return graph.with_recorder(var, "profile_records", body), records
 
 
 def _room(graph: TileGraph, spans: tuple[tuple[str, Loc], ...]) -> Records:
@@ -152,16 +149,6 @@ def _room(graph: TileGraph, spans: tuple[tuple[str, Loc], ...]) -> Records:
   ctas = max(1, min(programs if isinstance(programs, int) else _CTAS, MOST_WORDS // (found.warpgroups * found.block)))
   each = (MOST_WORDS // (ctas * found.warpgroups) - HEADER) // found.words
   return dataclasses.replace(found, ctas=ctas, capacity=min(_MOST_RECORDS, 1 << each.bit_length() - 1))
-
-
-def _map(block: Block, of_mark: Callable[[Eqn], list[Eqn]]) -> Block:
-  out: list[Eqn] = []
-  for eqn in block.eqns:
-    if eqn.primitive is profile_mark_p:
-      out += of_mark(eqn)
-    else:
-      out.append(eqn.replace(blocks=tuple(_map(b, of_mark) for b in eqn.blocks)) if eqn.blocks else eqn)
-  return dataclasses.replace(block, eqns=tuple(out))
 
 
 def perfetto(events: list[Event]) -> dict[str, Any]:

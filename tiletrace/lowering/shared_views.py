@@ -33,10 +33,6 @@ class SharedPlace:
   dynamic: tuple[tuple[Atom, int], ...]
   strides: tuple[int, ...]
 
-  @property
-  def is_whole_tile(self) -> bool:
-    return self.shape == self.layout.valid
-
   def alignment(self, itemsize: int, facts: Facts) -> int:
     """Bytes that certainly divide the view's start within the buffer; 0 where it starts with the buffer."""
     return math.gcd(self.base, *(step * facts[a].divisor for a, step in self.dynamic)) * itemsize

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 
 from tiletrace.core import dtypes
-from tiletrace.core.graph import Atom, Block, Eqn, Literal, TileGraph, Var, copied, walk
+from tiletrace.core.graph import Atom, Block, Eqn, Literal, TileGraph, Var, copied, expand_block, walk
 from tiletrace.core.ops import control, elementwise
 from tiletrace.core.ops.step import plan, step_p
 from tiletrace.core.source import Loc
@@ -23,15 +23,9 @@ def rotate(graph: TileGraph) -> TileGraph:
   """
   if not any(e.primitive is step_p for e in walk(graph.body)):
     return graph
-  return graph.replace(body=_block(graph.body, Facts(graph)))
-
-
-def _block(block: Block, facts: Facts) -> Block:
-  out: list[Eqn] = []
-  for eqn in block.eqns:
-    eqn = eqn.replace(blocks=tuple(_block(b, facts) for b in eqn.blocks)) if eqn.blocks else eqn
-    out += _rotated(eqn, facts) if eqn.primitive is control.for_loop_p else [eqn]
-  return dataclasses.replace(block, eqns=tuple(out))
+  facts = Facts(graph)
+  return graph.replace(body=expand_block(
+      graph.body, lambda eqn: _rotated(eqn, facts) if eqn.primitive is control.for_loop_p else (eqn,)))
 
 
 def _rotated(loop: Eqn, facts: Facts) -> list[Eqn]:
@@ -51,7 +45,7 @@ def _rotated(loop: Eqn, facts: Facts) -> list[Eqn]:
   after += copied(second, {index: last})
   eqns = [*before, loop.replace(invars=(start, hi, *loop.values[2:]),
                                 blocks=(dataclasses.replace(body, eqns=tuple(inside)),)), *after]
-  if facts[lo].hi < facts[hi].lo:
+  if facts.certainly_runs(loop):
     return eqns
   runs: list[Eqn] = []
   condition = _scalar(runs, elementwise.lt_p, lo, hi, loop.loc, control.PREDICATE)

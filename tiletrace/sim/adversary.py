@@ -21,9 +21,6 @@ class Adversary:
     """One of n."""
     return self._random.randrange(n) if n > 1 else 0
 
-  def chance(self, p: float) -> bool:
-    return self._random.random() < p
-
   def out_of_order(self) -> bool:
     """Whether any strand runs next instead of the one furthest behind."""
     return self._random.random() < max(self._wild, 1 / 16)

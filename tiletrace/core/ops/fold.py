@@ -15,7 +15,7 @@ from tiletrace.core.simplify import fold_rules
 from tiletrace.core.types import TileType
 
 # numpy agrees with the device on these, bit by bit, in f32 and the integers: each is one IEEE or modular operation.
-_NUMPY: dict[Primitive, Callable[..., Any]] = {
+NUMPY: dict[Primitive, Callable[..., Any]] = {
   e.add_p: operator.add, e.sub_p: operator.sub, e.mul_p: operator.mul, e.div_p: operator.truediv,
   e.min_p: np.minimum, e.max_p: np.maximum, e.neg_p: operator.neg, e.abs_p: np.abs, e.floor_p: np.floor,
   e.ceil_p: np.ceil, e.and_p: operator.and_, e.or_p: operator.or_, e.xor_p: operator.xor, e.not_p: operator.invert,
@@ -37,7 +37,7 @@ def _constant(eqn: Eqn) -> Literal | None:
   if eqn.primitive in (e.shift_left_p, e.shift_right_p) and not 0 <= x[1] < 32:
     return None
   with np.errstate(all="ignore"):
-    out = _NUMPY[eqn.primitive](*x)
+    out = NUMPY[eqn.primitive](*x)
   return _literal(out, eqn)
 
 

@@ -54,8 +54,7 @@ def _for_loop(ctx: EmitContext, eqn: Eqn) -> None:
   b(isa.MOV, at, start, type="b32")
   downwards = isinstance(stride, int) and stride < 0
   end, top = b.label("end"), b.label("loop")
-  first, last = ctx.facts[lo], ctx.facts[hi]
-  if downwards or first.hi >= last.lo:  # the loop may have no iteration
+  if downwards or not ctx.facts.certainly_runs(eqn):
     b(isa.BRA, end, pred=b.new(isa.SETP, at, stop, cmp="le" if downwards else "ge", type="s32"))
   if eqn.params["unroll"] == 1:
     b.pragma("nounroll")

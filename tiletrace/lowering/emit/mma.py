@@ -26,7 +26,6 @@ ACCUMULATOR_TYPES = {dtypes.f32: "f32", dtypes.f16: "f16", dtypes.i32: "s32"}
 _ROWS = {16: (isa.WGMMA_SS, isa.WGMMA_RS), 32: (isa.WGMMA_TF32_SS, isa.WGMMA_TF32_RS),
          8: (isa.WGMMA_F8_SS, isa.WGMMA_F8_RS)}
 _INTEGER_ROWS = (isa.WGMMA_S8_SS, isa.WGMMA_S8_RS)
-_START = 0x3FFF  # the descriptor's start address field
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -15,6 +15,7 @@ import numpy as np
 from tiletrace.core.graph import Atom, Block, CallOptions, Eqn, Literal, Var
 from tiletrace.core.ops import elementwise as ew, mma
 from tiletrace.core.ops.control import cond_p, for_loop_p
+from tiletrace.core.ops.fold import NUMPY
 from tiletrace.core.ops.grid import program_id_p
 from tiletrace.core.types import Size, TileType
 from tiletrace.lowering.schedule.builder import Builder
@@ -23,12 +24,7 @@ from tiletrace.lowering.schedule.grid import raster_ids
 _MOST_PROGRAMS = 16384        # in a table: 64 KiB, and what ptxas reads of it in milliseconds
 _ELEMENTWISE = 16             # multiply-adds of a tensor core in the time of one elementwise operation on an element
 
-_SCALAR: dict = {
-    ew.add_p: np.add, ew.sub_p: np.subtract, ew.mul_p: np.multiply, ew.floordiv_p: np.floor_divide, ew.mod_p: np.mod,
-    ew.min_p: np.minimum, ew.max_p: np.maximum, ew.select_p: np.where, ew.neg_p: np.negative,
-    ew.eq_p: np.equal, ew.ne_p: np.not_equal, ew.lt_p: np.less, ew.le_p: np.less_equal, ew.gt_p: np.greater,
-    ew.ge_p: np.greater_equal, ew.and_p: np.bitwise_and, ew.or_p: np.bitwise_or, ew.not_p: np.logical_not,
-}
+_SCALAR: dict = {**NUMPY, ew.select_p: np.where}
 
 
 class _Unknown(Exception):

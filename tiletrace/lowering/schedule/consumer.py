@@ -199,7 +199,7 @@ class Consumer:
     b = Builder(loop.loc)
     b.bind(mma.wgmma_wait_p, (), {"n": 0})
     held = [h for g in left for h in g.held]
-    if held and self._may_be_empty(loop):
+    if held and not self.facts.certainly_runs(loop):
       inner = b.inner()
       Flight(self.arrivals).release_old(inner, held)
       b.when(b.op(elementwise.lt_p, *loop.values[:2]), inner.block())
@@ -281,8 +281,7 @@ class Consumer:
         out.append(rewritten.replace(blocks=blocks) if blocks else rewritten)
     after = Builder(loop.loc)
     after.bind(mma.wgmma_wait_p, (), {"n": 0})
-    trips = self._may_be_empty(loop)
-    if opened and trips:
+    if opened and not self.facts.certainly_runs(loop):
       ran = after.op(elementwise.lt_p, *loop.values[:2])
       self._release_previous(after, opened, ran)
     elif opened:
@@ -300,10 +299,6 @@ class Consumer:
       live.resources.release(inner, before, self.arrivals)
     if condition is not None:
       b.when(condition, inner.block())
-
-  def _may_be_empty(self, loop: Eqn) -> bool:
-    lo, hi = (self.facts[a] for a in loop.values[:2])
-    return lo.hi >= hi.lo
 
 
 def _appended(block: Block, finish: Callable[[Builder], None]) -> Block:

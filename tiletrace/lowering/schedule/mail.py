@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from tiletrace.core import dtypes
-from tiletrace.core.graph import Atom, Block, RefOperand, Var, prefixed
+from tiletrace.core.graph import Atom, Block, Eqn, RefOperand, Var, expand_block, prefixed
 from tiletrace.core.ops import elementwise
 from tiletrace.core.types import Space, whole_view
 from tiletrace.lowering.layouts.relation import Layout
@@ -85,13 +85,10 @@ class Phase:
 
 def send_all(block: Block, boxes: dict[Var, tuple[Mailbox, Phase]]) -> Block:
   """The consumers' block, which sends each scalar where it has been computed."""
-  out = []
-  for eqn in block.eqns:
-    out.append(eqn.replace(blocks=tuple(send_all(b, boxes) for b in eqn.blocks)) if eqn.blocks else eqn)
-    for var in eqn.outvars:
-      if var in boxes:
-        box, phase = boxes[var]
-        b = Builder(eqn.loc)
-        box.send(b, phase)
-        out += b.eqns
-  return dataclasses.replace(block, eqns=tuple(out))
+  def sending(eqn: Eqn) -> list[Eqn]:
+    b = Builder(eqn.loc)
+    for box, phase in (boxes[var] for var in eqn.outvars if var in boxes):
+      box.send(b, phase)
+    return [eqn, *b.eqns]
+
+  return expand_block(block, sending)

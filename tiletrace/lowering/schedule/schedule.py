@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Set
 
 from tiletrace.core.errors import ResourceError
-from tiletrace.core.graph import Block, Eqn, TileGraph, Var, walk
+from tiletrace.core.graph import Block, Eqn, TileGraph, Var, expand_block, walk
 from tiletrace.core.ops import memory
 from tiletrace.core.simplify import simplify
 from tiletrace.core.types import RefType, Space
@@ -77,7 +77,7 @@ def schedule(selected: Selected, target: Target, options: CompileOptions) -> Pro
     graph = lower_ids(graph.replace(body=_exchanges(body, layouts, notes, syncs=True)))
   else:
     graph, threads = _Scheduler(graph, layouts, target, options, notes).run()
-  graph = simplify(graph.replace(body=_map(graph.body, _plain_loop)))
+  graph = simplify(graph.replace(body=expand_block(graph.body, _plain_loop)))
   total = math.prod(graph.options.grid)
   check_launch(graph, threads, total, target)
   check_registers(graph, layouts, 255)
@@ -118,7 +118,7 @@ class _Scheduler:
     """(the level-0 graph, threads of a CTA)."""
     body = _exchanges(self.graph.body, self.layouts, self.notes)
     # Rings are found last: they name equations, and rewriting a block would make others of them.
-    body, self.allocs = _split_allocs(elide_zero_stores(body, self._runs))
+    body, self.allocs = _split_allocs(elide_zero_stores(body, self.facts.certainly_runs))
     graph = self.graph.replace(body=body)
     self.order = self._order(graph)
     if self.target.lacks("sm_90"):
@@ -145,10 +145,6 @@ class _Scheduler:
       self.notes.append(f"programs differ in length: each goes to the CTA that is free first, by a table for "
                         f"{self.target.sm_count} CTAs")
     return order
-
-  def _runs(self, loop: Eqn) -> bool:
-    lo, hi = (self.facts[a] for a in loop.values[:2])
-    return lo.hi < hi.lo
 
   def _fillable(self, buffer: Var) -> bool:
     """Slots of whole 128 bytes stay aligned for the widest access."""
@@ -189,9 +185,7 @@ class _Scheduler:
 
   def _resources(self, head: Builder, ring: Ring, consumers: int,
                  shared: dict[Eqn, tuple[int, ...]]) -> RingResources:
-    buffers = {}
-    for v in ring.buffers:
-      buffers[v] = self._stacked(head, v, ring.slots)
+    buffers = {v: self._stacked(head, v, ring.slots) for v in ring.buffers}
     full = head.alloc_barrier(ring.slots, ring.by_tma + ring.by_threads, "full")
     multicast = {c: shared[c] for s in ring.segments for c in s.copies if c in shared}
     readers = consumers * (self.graph.options.cluster_size if multicast else 1)
@@ -304,10 +298,10 @@ class _Scheduler:
       chunks *= 2
     if used + chunks * rows * 128 + 1024 > self.target.smem_bytes:
       self.notes.append("the epilogue stores directly: no shared memory is left for staging")
-      return (lambda block: _map(block, lambda e: [_direct(e)] if e in stores else [e])), None
+      return (lambda block: expand_block(block, lambda e: [_direct(e)] if e in stores else [e])), None
     staging = make_staging(head, first, chunks, self.layouts, rows)
     expand = set(alike)
-    return (lambda block: _map(block, lambda e: expand_store(e, staging, consumers, self.layouts) if e in expand
+    return (lambda block: expand_block(block, lambda e: expand_store(e, staging, consumers, self.layouts) if e in expand
                                else [_direct(e)] if e in stores else [e])), staging
 
   def _shared_bytes(self, head: Builder) -> int:
@@ -391,14 +385,7 @@ def _split_allocs(block: Block) -> tuple[Block, list[Eqn]]:
       return []
     return [eqn]
 
-  return _map(block, take), found
-
-
-def _map(block: Block, fn) -> Block:
-  out: list[Eqn] = []
-  for eqn in block.eqns:
-    out += fn(eqn.replace(blocks=tuple(_map(b, fn) for b in eqn.blocks)) if eqn.blocks else eqn)
-  return dataclasses.replace(block, eqns=tuple(out))
+  return expand_block(block, take), found
 
 
 def _plain_loop(eqn: Eqn) -> list[Eqn]:

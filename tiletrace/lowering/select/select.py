@@ -2,9 +2,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 import tiletrace.lowering.select.gather  # noqa: F401  (its rules register themselves)
-from tiletrace.core.graph import Block, Eqn, TileGraph, Var
+from tiletrace.core.graph import Block, Eqn, TileGraph, Var, expand_block
 from tiletrace.lowering.facts import Facts
 from tiletrace.lowering.hazards import unordered
 from tiletrace.lowering.layouts.relation import Layout
@@ -38,22 +39,17 @@ def choose_anchors(graph: TileGraph, target: Target, options: CompileOptions) ->
   check_floors(graph, target)
   ctx, choices = context(graph, {}, target, options), []
 
-  def visit(block: Block) -> Block:
-    eqns: list[Eqn] = []
-    for eqn in block.eqns:
-      if eqn.primitive.name not in ("gemm", "gemm_async"):
-        eqns.append(eqn.replace(blocks=tuple(map(visit, eqn.blocks))) if eqn.blocks else eqn)
-        continue
-      _, choice = select_gemm(eqn, ctx)
-      assert choice is not None
-      if choice.variant == "mma_sync":
-        choices.append(choice)
-        eqns += as_mma_sync(eqn, policy_of(eqn, ctx))
-      else:
-        eqns.append(eqn)
-    return dataclasses.replace(block, eqns=tuple(eqns))
+  def anchored(eqn: Eqn) -> Iterable[Eqn]:
+    if eqn.primitive.name not in ("gemm", "gemm_async"):
+      return (eqn,)
+    _, choice = select_gemm(eqn, ctx)
+    assert choice is not None
+    if choice.variant != "mma_sync":
+      return (eqn,)
+    choices.append(choice)
+    return as_mma_sync(eqn, policy_of(eqn, ctx))
 
-  return graph.replace(body=visit(graph.body)), tuple(choices)
+  return graph.replace(body=expand_block(graph.body, anchored)), tuple(choices)
 
 
 def select(graph: TileGraph, layouts: dict[Var, Layout], target: Target, options: CompileOptions,
@@ -88,10 +84,8 @@ def _block(block: Block, ctx: SelectContext, choices: list[Choice]) -> Block:
 def demote_copies(block: Block, ctx: SelectContext, notes: list[str]) -> Block:
   """Copies that were to go to a producer, made by the threads that compute: cp.async (waited for at once) or vectors.
   Those that run ahead are scheduled already."""
-  eqns: list[Eqn] = []
-  for eqn in block.eqns:
-    if eqn.primitive.name == "copy" and not eqn.params.get("ahead"):
-      eqns += copy_by_threads(eqn, ctx, notes)
-    else:
-      eqns.append(eqn.replace(blocks=tuple(demote_copies(b, ctx, notes) for b in eqn.blocks)) if eqn.blocks else eqn)
-  return dataclasses.replace(block, eqns=tuple(eqns))
+  def demoted(eqn: Eqn) -> Iterable[Eqn]:
+    waiting = eqn.primitive.name == "copy" and not eqn.params.get("ahead")
+    return copy_by_threads(eqn, ctx, notes) if waiting else (eqn,)
+
+  return expand_block(block, demoted)
