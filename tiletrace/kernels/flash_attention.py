@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -18,9 +19,8 @@ import tiletrace as tt
 from tiletrace.core.errors import TileTypeError
 from tiletrace.core.source import caller_loc
 from tiletrace.ffi.primitive import default_target
+from tiletrace.kernels.online_softmax import LOG2E, OnlineSoftmax, softmax_where, zero_past
 
-_LOG2E = math.log2(math.e)
-_TAU = 8.0                 # in powers of two: how far a row may grow beyond its base before it is rescaled
 HEAD_DIMS = (64, 96, 128, 192, 256)
 _L2_BYTES = 32 << 20       # of keys and values that programs beside each other share
 
@@ -123,12 +123,11 @@ def attend(q, keys, values, *, stop, place, tail, inside, tiling, rule):
   logits = tt.alloc_fragment((bm, bn), jnp.float32)
   p = tt.alloc_fragment((bm, bn), q.dtype)
   acc = tt.alloc_fragment((bm, d), jnp.float32)
-  top = tt.alloc_fragment((bm,), jnp.float32)              # of each row, what its exponents are relative to
-  total = tt.alloc_fragment((bm,), jnp.float32)
+  rows = OnlineSoftmax(bm, LOG2E if rule.score is not None else rule.scale * LOG2E)
   alpha = tt.alloc_fragment((bm,), jnp.float32)
-  acc[...], top[...], total[...], alpha[...] = 0, -jnp.inf, 0, 1
+  acc[...], alpha[...] = 0, 1
+  rows.start()
   ends = tail or (not inside and stop % bn > 0)            # whether a block may reach past the last key
-  c = _LOG2E if rule.score is not None else rule.scale * _LOG2E
   last = tt.cdiv(stop if rule.right is None else tt.minimum(stop, place + bm + rule.right), bn)
   first = 0 if rule.left is None else tt.maximum(place - rule.left, 0) // bn
   blocks = tt.maximum(last - first, 1)                     # one, all masked, where no key is seen
@@ -140,8 +139,7 @@ def attend(q, keys, values, *, stop, place, tail, inside, tiling, rule):
   def weigh(j):
     tt.copy(values(j), v_s)
     if tail:
-      with tt.when((j + 1) * bn > stop):                   # NaN there, times zero, would not be zero
-        tt.store(v_s, 0, mask=(tt.arange(bn) >= stop - j * bn)[:, None])
+      zero_past([v_s], j, stop)
     tt.gemm(p, v_s, acc)
 
   def softmax(j):
@@ -150,14 +148,8 @@ def attend(q, keys, values, *, stop, place, tail, inside, tiling, rule):
     if ends or rule.left is not None or rule.right is not None:
       with tt.when(_is_edge(j * bn, (j + 1) * bn, stop, place, bm, ends, rule)):
         logits[...] = tt.where(_seen(j * bn, bn, stop, place, bm, ends, rule), logits[...], -jnp.inf)
-    grown = tt.maximum(top[...], tt.max(logits[...], axis=1))
-    new = tt.where(grown - top[...] > _TAU / c, grown, top[...])
-    base = tt.where(new == -jnp.inf, 0, new) * c           # a row that has seen no key yet
-    alpha[...] = tt.exp2(top[...] * c - base, approximate=True)
-    e = tt.exp2(logits[...] * c - base[:, None], approximate=True)
-    total[...] = total[...] * alpha[...] + tt.sum(e, axis=1)
-    top[...] = new
-    p[...] = e.astype(p.dtype)
+    weights, alpha[...] = rows.weights(logits[...])
+    p[...] = weights.astype(p.dtype)
 
   tt.copy(q, q_s)
   j = first + blocks - 1
@@ -170,30 +162,29 @@ def attend(q, keys, values, *, stop, place, tail, inside, tiling, rule):
     softmax(j - m)
   acc[...] *= alpha[:, None]
   weigh(first)
-  share = 1 / tt.where(total[...] == 0, 1, total[...])
-  return acc[...] * share[:, None], (top[...] * c + tt.log2(total[...])) * math.log(2)
+  return acc[...] * rows.share()[:, None], rows.log2_sum() * math.log(2)
 
 
 def _is_edge(start, end, stop, place, bm, ends, rule):
   """Whether any query of the tile does not see all keys from start to end."""
-  edge = end > stop if ends else False
+  edges = [end > stop] if ends else []
   if rule.right is not None:
-    edge = edge | (end - 1 > place + rule.right)
+    edges.append(end - 1 > place + rule.right)
   if rule.left is not None:
-    edge = edge | (start < place + bm - 1 - rule.left)
-  return edge
+    edges.append(start < place + bm - 1 - rule.left)
+  return functools.reduce(operator.or_, edges)
 
 
 def _seen(start, bn, stop, place, bm, ends, rule):
   """bool [bm, bn]: whether a query sees a key."""
   at = tt.arange(bn)[None, :]                              # of the block's keys
-  seen = at < stop - start if ends else tt.full((1, bn), True)
+  bounds = [at < stop - start] if ends else []
   rows = place - start + tt.arange(bm)[:, None]
   if rule.right is not None:
-    seen = seen & (at <= rows + rule.right)
+    bounds.append(at <= rows + rule.right)
   if rule.left is not None:
-    seen = seen & (at >= rows - rule.left)
-  return seen
+    bounds.append(at >= rows - rule.left)
+  return functools.reduce(operator.and_, bounds)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -342,8 +333,7 @@ def attention_reference(query: jax.Array, key: jax.Array, value: jax.Array, *, s
     used = jnp.arange(s)[None, :] < key_value_seq_lengths[:, None]
     seen = seen & used[:, None, None, :]
     v = jnp.where(used[:, :, None, None], v, 0)
-  residual = jax.nn.logsumexp(logits, axis=-1, where=seen)
-  p = jnp.where(seen, jnp.exp(logits - jnp.where(jnp.isfinite(residual), residual, 0)[..., None]), 0)
+  p, residual = softmax_where(logits, seen)
   out = jnp.einsum("bnts,bsnh->btnh", p, v, precision="highest").astype(query.dtype)
   return (out, residual.transpose(0, 2, 1)) if return_residual else out
 
@@ -392,15 +382,27 @@ def _check_operands(query: Any, key: Any, value: Any, rank: int = 4) -> tuple[in
     if getattr(x, "ndim", None) != rank:
       raise TileTypeError(f"flash_attention: {name} has the shape {np.shape(x)}", loc=caller_loc(),
                           hint=f"[{'batch, ' if rank == 4 else ''}length, heads, head dimension]")
-    if x.dtype not in (jnp.bfloat16, jnp.float16) or x.dtype != query.dtype:
-      raise TileTypeError(f"flash_attention: {name} is {x.dtype}, query {query.dtype}", loc=caller_loc(),
-                          hint="all bfloat16, or all float16")
+  check_dtypes("flash_attention", arrays)
   (*lead, _, n, h), (*others, _, kv, kh) = query.shape, key.shape
   if value.shape != key.shape or lead != others or h != kh or not kv or n % kv:
     raise TileTypeError("flash_attention: " + ", ".join(f"{name} {list(x.shape)}" for name, x in arrays.items()),
                         loc=caller_loc(),
                         hint="key and value [b, s, k, h] for a query [b, t, n, h], where n is a multiple of k")
-  if h not in HEAD_DIMS:
-    raise TileTypeError(f"flash_attention: the head dimension is {h}", loc=caller_loc(),
-                        hint=f"one of {', '.join(map(str, HEAD_DIMS))}; zeros may be appended to query, key and value")
+  check_head_dim("flash_attention", h)
   return query.shape
+
+
+def check_dtypes(function: str, arrays: dict[str, Any]) -> None:
+  """Refuses arrays of other than the first one's dtype of 16 bits."""
+  first, *_ = arrays
+  for name, x in arrays.items():
+    if x.dtype not in (jnp.bfloat16, jnp.float16) or x.dtype != arrays[first].dtype:
+      raise TileTypeError(f"{function}: {name} is {x.dtype}, {first} {arrays[first].dtype}", loc=caller_loc(),
+                          hint="all bfloat16, or all float16")
+
+
+def check_head_dim(function: str, h: int) -> None:
+  """Refuses what no tiling is for."""
+  if h not in HEAD_DIMS:
+    raise TileTypeError(f"{function}: the head dimension is {h}", loc=caller_loc(),
+                        hint=f"one of {', '.join(map(str, HEAD_DIMS))}; zeros may be appended to query, key and value")

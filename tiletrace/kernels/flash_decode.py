@@ -17,11 +17,10 @@ import numpy as np
 import tiletrace as tt
 from tiletrace.core.errors import TileTypeError
 from tiletrace.core.source import caller_loc
-from tiletrace.kernels.flash_attention import HEAD_DIMS
+from tiletrace.kernels.flash_attention import check_dtypes, check_head_dim
 from tiletrace.kernels.kv_cache import Keys, Sight, block_of, check_cache, check_scale, gathered, seen_reference
-from tiletrace.kernels.split_kv import each_piece, running_top, split_attention, store_piece
-
-_LOG2E = math.log2(math.e)
+from tiletrace.kernels.online_softmax import LOG2E, OnlineSoftmax, softmax_where, zero_past
+from tiletrace.kernels.split_kv import each_piece, split_attention, store_piece
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ def choose_decode_tiling(head_dim: int, page_size: int | None = None) -> DecodeT
 def flash_decode_kernel(starts, owners, q, k, v, lengths, table, out, residual, partial, partial_lse, *, tiling, scale,
                         sight):
   """out[b, k, rows, h] of q[b, k, rows, h]; k, v: [b, s, k, h], or [pages, page_size, k, h] by table[b, max_pages]."""
-  i, head, c = tt.program_id(1), tt.program_id(2), scale * _LOG2E
+  i, head = tt.program_id(1), tt.program_id(2)
   bm, bn, d = tiling.bm, tiling.bn, q.shape[3]
   rows, keys = tt.block(i, bm), Keys(k, table, bn, sight)
   q_s = tt.alloc_shared((bm, d), q.dtype)
@@ -55,12 +54,12 @@ def flash_decode_kernel(starts, owners, q, k, v, lengths, table, out, residual, 
   v_s = tt.alloc_shared((bn, d), q.dtype)
   logits = tt.alloc_fragment((bm, bn), jnp.float32)
   acc = tt.alloc_fragment((bm, d), jnp.float32)
-  top = tt.alloc_fragment((bm,), jnp.float32)              # of each row, what its exponents are relative to
-  total = tt.alloc_fragment((bm,), jnp.float32)
+  softmax = OnlineSoftmax(bm, scale * LOG2E)
 
   def piece(e, index, first, last, whole):
     stop = tt.clip(lengths[e], 0, keys.capacity)
-    acc[...], top[...], total[...] = 0, -jnp.inf, 0
+    acc[...] = 0
+    softmax.start()
     tt.copy(q.at[e, head, rows, :], q_s)
     for j in tt.pipelined(first, last, num_stages=tiling.num_stages):
       parts = keys.find(e, j)
@@ -71,19 +70,13 @@ def flash_decode_kernel(starts, owners, q, k, v, lengths, table, out, residual, 
       tt.gemm(q_s, k_s.T, logits, accumulate=False)
       with tt.when(edge):
         logits[...] = tt.where(keys.seen(j, stop, keys.find(e, j), i * bm, bm), logits[...], -jnp.inf)
-      new = running_top(top[...], tt.max(logits[...], axis=1), c)
-      base = tt.where(new == -jnp.inf, 0, new) * c         # a row that has seen no key yet
-      alpha = tt.exp2(top[...] * c - base, approximate=True)
-      p = tt.exp2(logits[...] * c - base[:, None], approximate=True)
-      total[...] = total[...] * alpha + tt.sum(p, axis=1)
-      top[...] = new
+      p, alpha = softmax.weights(logits[...])
       acc[...] *= alpha[:, None]
-      with tt.when((j + 1) * bn > stop):                   # NaN there, times zero, would not be zero
-        tt.store(v_s, 0, mask=(tt.arange(bn) >= stop - j * bn)[:, None])
+      zero_past([v_s], j, stop)
       tt.gemm(p.astype(q.dtype), v_s, acc)
-    acc[...] *= (1 / tt.where(total[...] == 0, 1, total[...]))[:, None]
-    store_piece([(slice(None), acc[...])], top[...] * c + tt.log2(total[...]), (e, head, rows), index,
-                whole, (out, residual, partial, partial_lse))
+    acc[...] *= softmax.share()[:, None]
+    store_piece([(slice(None), acc[...])], softmax.log2_sum(), (e, head, rows), index, whole,
+                (out, residual, partial, partial_lse))
 
   each_piece(starts, owners, piece)
 
@@ -148,8 +141,7 @@ def flash_decode_reference(query: jax.Array, key: jax.Array, value: jax.Array, l
   q = query.reshape(b, t, k.shape[2], -1, h).astype(jnp.float32) * (1 / math.sqrt(h) if scale is None else scale)
   logits = jnp.einsum("btkgh,bskh->btkgs", q, k, precision="highest")
   seen = seen_reference(lengths, has, t, is_causal)[:, :, None, None, :]
-  residual = jax.nn.logsumexp(logits, axis=-1, where=seen)
-  p = jnp.where(seen, jnp.exp(logits - jnp.where(jnp.isfinite(residual), residual, 0)[..., None]), 0)
+  p, residual = softmax_where(logits, seen)
   out = jnp.einsum("btkgs,bskh->btkgh", p, v, precision="highest").astype(query.dtype).reshape(query.shape)
   return (out, residual.reshape(b, t, n)) if return_residual else out
 
@@ -160,15 +152,11 @@ def _check_operands(query: Any, key: Any, value: Any) -> tuple[int, ...]:
     if getattr(x, "ndim", None) != 4 or not x.size:
       raise TileTypeError(f"flash_decode: {name} has the shape {np.shape(x)}", loc=caller_loc(),
                           hint="query [b, s_q, n, h]; key and value [b, s, k, h], or pages [pages, page_size, k, h]")
-    if x.dtype not in (jnp.bfloat16, jnp.float16) or x.dtype != query.dtype:
-      raise TileTypeError(f"flash_decode: {name} is {x.dtype}, query {query.dtype}", loc=caller_loc(),
-                          hint="all bfloat16, or all float16")
+  check_dtypes("flash_decode", arrays)
   n, h = query.shape[2:]
   if value.shape != key.shape or h != key.shape[3] or n % key.shape[2]:
     raise TileTypeError("flash_decode: " + ", ".join(f"{name} {list(x.shape)}" for name, x in arrays.items()),
                         loc=caller_loc(), hint="query [b, s_q, n, h], where n is a multiple of k; key and value "
                         "[b, s, k, h], or pages [pages, page_size, k, h]")
-  if h not in HEAD_DIMS:
-    raise TileTypeError(f"flash_decode: the head dimension is {h}", loc=caller_loc(),
-                        hint=f"one of {', '.join(map(str, HEAD_DIMS))}; zeros may be appended to query, key and value")
+  check_head_dim("flash_decode", h)
   return query.shape

@@ -20,9 +20,9 @@ from tiletrace.core.errors import TileTypeError
 from tiletrace.core.source import caller_loc
 from tiletrace.kernels.flash_decode import flash_decode_reference
 from tiletrace.kernels.kv_cache import Keys, Sight, block_of, check_cache, check_scale
-from tiletrace.kernels.split_kv import each_piece, running_top, split_attention, store_piece
+from tiletrace.kernels.online_softmax import LOG2E, OnlineSoftmax, zero_past
+from tiletrace.kernels.split_kv import each_piece, split_attention, store_piece
 
-_LOG2E = math.log2(math.e)
 LATENT, ROPE = 512, 64
 _ROWS = 64
 
@@ -52,9 +52,9 @@ def choose_mla_tiling(rows: int, page_size: int | None = None) -> MlaTiling:
 def mla_decode_kernel(starts, owners, q, cache, lengths, table, out, residual, partial, partial_lse, *, tiling, scale,
                       sight):
   """out[b, 1, rows, 512] of q[b, 1, rows, 576]; cache is [b, s, 576], or [pages, page_size, 576] by table."""
-  i, c, bn = tt.program_id(1), scale * _LOG2E, tiling.bn
+  i, bn = tt.program_id(1), tiling.bn
   rows, keys = tt.block(i, _ROWS), Keys(cache, table, bn, sight)
-  width, few = LATENT // tiling.chunks, min(bn, 32)        # rows at a time, where few registers are left
+  width = LATENT // tiling.chunks
   chunks = [slice(x, x + width) for x in range(0, LATENT, width)]
   q_s = tt.alloc_shared((_ROWS, LATENT), q.dtype)
   rope_s = tt.alloc_shared((bn, ROPE), q.dtype)
@@ -62,12 +62,11 @@ def mla_decode_kernel(starts, owners, q, cache, lengths, table, out, residual, p
   logits = tt.alloc_fragment((_ROWS, bn), jnp.float32)
   p = tt.alloc_fragment((_ROWS, bn), q.dtype)
   acc = [tt.alloc_fragment((_ROWS, width), jnp.float32) for _ in chunks]
-  top = tt.alloc_fragment((_ROWS,), jnp.float32)           # of each row, what its exponents are relative to
-  total = tt.alloc_fragment((_ROWS,), jnp.float32)
+  softmax = OnlineSoftmax(_ROWS, scale * LOG2E)
 
   def piece(e, index, first, last, whole):
     stop = tt.clip(lengths[e], 0, keys.capacity)
-    top[...], total[...] = -jnp.inf, 0
+    softmax.start()
     for a in acc:
       a[...] = 0
     tt.copy(q.at[e, 0, rows, :LATENT], q_s)
@@ -83,25 +82,17 @@ def mla_decode_kernel(starts, owners, q, cache, lengths, table, out, residual, p
         tt.gemm(q_s.at[:, chunk], s.T, logits, policy=tt.FULL_COL)
       with tt.when(edge):
         logits[...] = tt.where(keys.seen(j, stop, keys.find(e, j), i * _ROWS, _ROWS), logits[...], -jnp.inf)
-      new = running_top(top[...], tt.max(logits[...], axis=1), c)
-      base = tt.where(new == -jnp.inf, 0, new) * c         # a row that has seen no key yet
-      alpha = tt.exp2(top[...] * c - base, approximate=True)
-      w = tt.exp2(logits[...] * c - base[:, None], approximate=True)
-      total[...] = total[...] * alpha + tt.sum(w, axis=1)
-      top[...] = new
-      p[...] = w.astype(p.dtype)
-      with tt.when((j + 1) * bn > stop):                   # NaN there, times zero, would not be zero
-        for s in kv_s:
-          for r in range(0, bn, few):
-            tt.store(s.at[r:r + few], 0, mask=(r + tt.arange(few) >= stop - j * bn)[:, None])
+      weights, alpha = softmax.weights(logits[...])
+      p[...] = weights.astype(p.dtype)
+      zero_past(kv_s, j, stop, min(bn, 32))
       for a in acc:
         a[...] *= alpha[:, None]
       for s, a in zip(kv_s, acc, strict=True):
         tt.gemm(p, s, a, policy=tt.FULL_COL)
     for a in acc:
-      a[...] *= (1 / tt.where(total[...] == 0, 1, total[...]))[:, None]
-    store_piece([(chunk, a[...]) for chunk, a in zip(chunks, acc, strict=True)], top[...] * c + tt.log2(total[...]),
-                (e, 0, rows), index, whole, (out, residual, partial, partial_lse))
+      a[...] *= softmax.share()[:, None]
+    store_piece([(chunk, a[...]) for chunk, a in zip(chunks, acc, strict=True)], softmax.log2_sum(), (e, 0, rows),
+                index, whole, (out, residual, partial, partial_lse))
 
   each_piece(starts, owners, piece)
 

@@ -19,7 +19,6 @@ import tiletrace as tt
 from tiletrace.lowering.target import SM_90A
 
 _TOLERATED = 1.1         # times the least time, where examples of equal length then need no cut
-_GROWTH = 8.0            # in powers of 2
 _COMBINED_ROWS = 8       # a program of `combine`
 
 
@@ -74,19 +73,6 @@ def each_piece(starts: Any, owners: Any, body: Callable[[Any, Any, Any, Any, Any
 def _used(parts: int, total: Any) -> Any:
   """How many parts the blocks are cut into, so that none of those has no block."""
   return tt.clip(total, 1, parts)
-
-
-def running_top(top: Any, block_top: Any, c: float) -> Any:
-  """In a kernel: what exponents of rows are relative to after a block. It stays where a row has grown by 2**8 at most,
-  so that accumulators are seldom rescaled.
-
-  Args:
-    top: before; -inf where a row has seen nothing.
-    block_top: the rows' largest logits in the block.
-    c: what logits are multiplied with to be powers of 2.
-  """
-  grown = tt.maximum(top, block_top)
-  return tt.where(grown - top > _GROWTH / c, grown, top)
 
 
 def store_piece(o: Sequence[tuple[slice, Any]], lse: Any, where: tuple, piece: Any, whole: Any, refs: tuple) -> None:
