@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
-import importlib.util
-import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -99,16 +97,8 @@ def measure(case: str, mask: str, packed: bool, args: argparse.Namespace) -> dic
     peers = {"tiletrace": harness.over_sets(functools.partial(ours, causal=causal, packed=packed)),
              "cuDNN": harness.over_sets(functools.partial(cudnn, causal=causal))}
     if args.torch:
-      try:
-        peers["torch"] = torch_peer(sets, causal)
-      except Exception:             # the peer's failure is no failure of ours
-        traceback.print_exc()
-    samples = harness.interleave(peers, sets, rounds=args.rounds, seconds=args.seconds, warmup=args.warmup)
-    found = harness.summary(samples, "tiletrace")
-    flops = 4 * b * n * t * t * h / (2 if causal else 1)
-    row |= {"samples": samples, "clocks": harness.clocks(), "spread": max(x["spread"] for x in found.values()),
-            **{f"{name} TFLOP/s": 1e-12 * flops / x["seconds"] for name, x in found.items()},
-            **{name: x["speedup_of_ours"] for name, x in found.items() if name != "tiletrace"}}
+      harness.try_peer(peers, "torch", lambda: torch_peer(sets, causal))
+    row |= harness.compare(peers, sets, args, flops=4 * b * n * t * t * h / (2 if causal else 1))[0]
     floor = None if packed else FLOORS.get((case, mask))
     if floor is not None:
       row["floor"] = floor
@@ -124,15 +114,13 @@ def arguments() -> argparse.Namespace:
   parser.add_argument("--masks", nargs="+", choices=MASKS, default=MASKS)
   parser.add_argument("--dtype", choices=DTYPES, default="bf16")
   parser.add_argument("--packed", action="store_true", help="also as sequences that lie one after another")
-  parser.add_argument("--no-torch", dest="torch", action="store_false")
-  harness.add_measuring(parser)
+  harness.add_measuring(parser, torch=True)
   return parser.parse_args()
 
 
 def main() -> int:
   args = arguments()
   environment = harness.start()
-  args.torch = args.torch and importlib.util.find_spec("torch") is not None
   cases = [({"case": case, "mask": mask, "layout": "packed" if packed else "dense"},
             functools.partial(measure, case, mask, packed, args))
            for case in args.cases for mask in args.masks for packed in ((False, True) if args.packed else (False,))]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,6 +62,12 @@ def check(xs: Any) -> float:
   return error
 
 
+def ready(peer: harness.Peer, sets: Sequence[Any]) -> harness.Peer:
+  """The peer, once it has run."""
+  jax.block_until_ready(peer(sets))
+  return peer
+
+
 def measure(case: str, args: argparse.Namespace) -> dict[str, Any]:
   b, s, n, kv, h = shape_of(case)
   row: dict[str, Any] = {"case": case, "cache": "pages" if args.paged else "whole"}
@@ -73,18 +78,10 @@ def measure(case: str, args: argparse.Namespace) -> dict[str, Any]:
     sets = [first, *(make(seed) for seed in (1, 2))]         # the caches are larger than L2
     peers: dict[str, harness.Peer] = {"tiletrace": jax.jit(with_first_lengths)}
     if not args.paged:
-      peers["cuDNN"] = harness.over_sets(cudnn)
-      try:
-        jax.block_until_ready(peers["cuDNN"](sets))
-      except Exception:             # the peer's failure is no failure of ours
-        traceback.print_exc()
-        del peers["cuDNN"]
-    samples = harness.interleave(peers, sets, rounds=args.rounds, seconds=args.seconds, warmup=args.warmup)
-    found = harness.summary(samples, "tiletrace")
-    seconds = found["tiletrace"]["seconds"]
-    row |= {"samples": samples, "clocks": harness.clocks(), "spread": max(x["spread"] for x in found.values()),
-            "us": 1e6 * seconds, "GB/s": 4e-9 * b * h * (s * kv + args.tokens * n) / seconds,
-            **{name: x["speedup_of_ours"] for name, x in found.items() if name != "tiletrace"}}
+      harness.try_peer(peers, "cuDNN", lambda: ready(harness.over_sets(cudnn), sets))
+    found, times = harness.compare(peers, sets, args)
+    seconds = times["tiletrace"]
+    row |= found | {"us": 1e6 * seconds, "GB/s": 4e-9 * b * h * (s * kv + args.tokens * n) / seconds}
   row["status"] = "ok" if row["error"] < TOLERANCE else "WRONG"        # NaN too
   return row
 

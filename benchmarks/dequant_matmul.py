@@ -84,21 +84,13 @@ def measure(m: int, n: int, k: int, form: str, args: argparse.Namespace) -> dict
       product = matmul_call((m, n), jnp.bfloat16, k=k)
       peers["bf16"] = harness.over_sets(lambda x, packed, scales, w: product(x, w, None))
       peers["jnp"] = harness.over_sets(lambda x, packed, scales, w: jnp.dot(x, w))
-    before = peers["tiletrace"](sets)
-    samples = harness.interleave(peers, sets, rounds=args.rounds, seconds=args.seconds, warmup=args.warmup)
-    found = harness.summary(samples, "tiletrace")
-    seconds = {peer: x["seconds"] for peer, x in found.items()}
-    row |= {"samples": samples, "sets": len(sets), "clocks": harness.clocks(), "us": 1e6 * seconds["tiletrace"],
-            "stable": all(bool(jnp.array_equal(x, y)) for x, y in zip(before, peers["tiletrace"](sets), strict=True)),
-            "spread": max(x["spread"] for x in found.values())}
+    found, seconds = harness.compare(peers, sets, args, flops=2 * m * n * k if m > FEW else None, stable=True)
+    row |= found | {"us": 1e6 * seconds["tiletrace"]}
     if m <= FEW:
       _, packed, scales = sets[0]
       rates = {"GB/s": 1e-9 * (packed.nbytes + scales.nbytes) / seconds["tiletrace"],
                "copy GB/s": 2e-9 * packed.nbytes / seconds["copy"]}
       row |= rates | {"of copy": rates["GB/s"] / rates["copy GB/s"]}
-    else:
-      row |= {f"{peer} TFLOP/s": 2e-12 * m * n * k / s for peer, s in seconds.items()}
-      row |= {peer: found[peer]["speedup_of_ours"] for peer in ("bf16", "jnp")}
   row["status"] = status(row)
   return row
 
@@ -110,10 +102,9 @@ def arguments() -> argparse.Namespace:
                       help="default: " + " ".join("x".join(map(str, s)) for s in SHAPES))
   parser.add_argument("--formats", nargs="+", choices=FORMATS, default=["int4"])
   parser.add_argument("--group", type=int, default=128, help="rows of w that share a scale")
-  parser.add_argument("--graphs", action="store_true", help="let XLA put a program's calls into a CUDA graph")
   parser.add_argument("--tiling", nargs="+", type=int, metavar="N",
                       help="bm bn warpgroups num_stages [blocks]; default: what the kernel takes")
-  harness.add_measuring(parser)
+  harness.add_measuring(parser, graphs=True)
   return parser.parse_args()
 
 

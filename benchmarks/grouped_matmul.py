@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
-import importlib.util
-import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import harness
+from benchmarks.matmul import add_tile
 from benchmarks.torch_graph import TorchGraph
 from tiletrace.kernels.grouped_matmul import grouped_matmul_call, grouped_matmul_reference
 from tiletrace.kernels.matmul import Tiling
@@ -88,18 +87,8 @@ def measure(m: int, n: int, k: int, groups: int, spread: str, args: argparse.Nam
     peers: dict[str, harness.Peer] = {"tiletrace": harness.over_sets(call),
                                       "ragged_dot": harness.over_sets(grouped_matmul_reference)}
     if args.torch:
-      try:
-        peers["torch"] = torch_peer(sets)
-      except Exception:             # the peer's failure is no failure of ours
-        traceback.print_exc()
-    before = peers["tiletrace"](sets)
-    samples = harness.interleave(peers, sets, rounds=args.rounds, seconds=args.seconds, warmup=args.warmup)
-    found = harness.summary(samples, "tiletrace")
-    row |= {"samples": samples, "sets": len(sets), "clocks": harness.clocks(),
-            "stable": all(bool(jnp.array_equal(x, y)) for x, y in zip(before, peers["tiletrace"](sets), strict=True)),
-            "spread": max(x["spread"] for x in found.values()),
-            **{f"{peer} TFLOP/s": 2e-12 * m * n * k / x["seconds"] for peer, x in found.items()},
-            **{peer: found[peer]["speedup_of_ours"] for peer in ("ragged_dot", "torch") if peer in found}}
+      harness.try_peer(peers, "torch", lambda: torch_peer(sets))
+    row |= harness.compare(peers, sets, args, flops=2 * m * n * k, stable=True)[0]
   row["status"] = status(row)
   return row
 
@@ -110,14 +99,9 @@ def arguments() -> argparse.Namespace:
   parser.add_argument("--shapes", nargs="+", metavar="MxNxKxG",
                       help="default: " + " ".join("x".join(map(str, s)) for s in SHAPES))
   parser.add_argument("--spreads", nargs="+", choices=SPREADS, default=list(SPREADS))
-  parser.add_argument("--no-torch", dest="torch", action="store_false",
-                      default=importlib.util.find_spec("torch") is not None)
-  parser.add_argument("--graphs", action="store_true", help="let XLA put a program's calls into a CUDA graph")
-  parser.add_argument("--tile", nargs=2, type=int, metavar=("BM", "BN"), help="default: what the kernel takes")
-  parser.add_argument("--stages", type=int, default=4, help="of a --tile")
-  parser.add_argument("--warpgroups", type=int, default=2, help="of a --tile")
+  add_tile(parser)
   parser.add_argument("--persistent", action="store_true", help="one CTA for each SM loops over the tiles")
-  harness.add_measuring(parser)
+  harness.add_measuring(parser, torch=True, graphs=True)
   return parser.parse_args()
 
 

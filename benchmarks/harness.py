@@ -13,6 +13,7 @@ that does not need JAX, and `relative_error` compares every element.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import math
 import os
@@ -134,6 +135,40 @@ def summary(samples: dict[str, list[float]], ours: str) -> dict[str, Any]:
           for name, times in samples.items()}
 
 
+def compare(peers: dict[str, Peer], sets: Sequence[Inputs], args: argparse.Namespace, *, flops: float | None = None,
+            stable: bool = False) -> tuple[dict[str, Any], dict[str, float]]:
+  """Measures "tiletrace" and its peers as the options of `add_measuring` say.
+
+  Args:
+    flops: of one call.
+    stable: also whether the results of "tiletrace" are the same before and after.
+
+  Returns:
+    columns of a row (each peer's name: how much faster "tiletrace" is), and the seconds of each.
+  """
+  before = peers["tiletrace"](sets) if stable else None
+  samples = interleave(peers, sets, rounds=args.rounds, seconds=args.seconds, warmup=args.warmup)
+  found = summary(samples, "tiletrace")
+  row: dict[str, Any] = {"samples": samples, "sets": len(sets), "clocks": clocks(),
+                         "spread": max(x["spread"] for x in found.values())}
+  if stable:
+    after = peers["tiletrace"](sets)
+    row["stable"] = all(bool(jnp.array_equal(x, y)) for x, y in zip(before, after, strict=True))
+  row |= {name: x["speedup_of_ours"] for name, x in found.items() if name != "tiletrace"}
+  seconds = {name: x["seconds"] for name, x in found.items()}
+  if flops is not None:
+    row |= {f"{name} TFLOP/s": 1e-12 * flops / t for name, t in seconds.items()}
+  return row, seconds
+
+
+def try_peer(peers: dict[str, Peer], name: str, make: Callable[[], Peer]) -> None:
+  """Adds a peer that may not be able to take part: its failure is printed, and no failure of ours."""
+  try:
+    peers[name] = make()
+  except Exception:
+    traceback.print_exc()
+
+
 def poisoned(image: KernelImage, inputs: Inputs, out_shapes: Sequence[jax.ShapeDtypeStruct]) -> list[np.ndarray]:
   """What the kernel wrote into outputs that were filled with NaN (all bits set), launched without JAX."""
   jax.block_until_ready(inputs)
@@ -183,8 +218,14 @@ def shapes_of(words: Sequence[str] | None, default: Sequence[tuple[int, ...]]) -
   return [tuple(map(int, word.lower().split("x"))) for word in words] if words else list(default)
 
 
-def add_measuring(parser: argparse.ArgumentParser, *, seconds: float = 0.3, warmup: float = 1.0) -> None:
-  """The options that benchmarks share."""
+def add_measuring(parser: argparse.ArgumentParser, *, seconds: float = 0.3, warmup: float = 1.0, torch: bool = False,
+                  graphs: bool = False) -> None:
+  """The options that benchmarks share; `torch`: it is a peer where it is installed, `graphs`: `start` takes that."""
+  if torch:
+    parser.add_argument("--no-torch", dest="torch", action="store_false",
+                        default=importlib.util.find_spec("torch") is not None)
+  if graphs:
+    parser.add_argument("--graphs", action="store_true", help="let XLA put a program's calls into a CUDA graph")
   parser.add_argument("--check-only", action="store_true")
   parser.add_argument("--rounds", type=int, default=6)
   parser.add_argument("--seconds", type=float, default=seconds, help="of one measurement")

@@ -99,14 +99,9 @@ def measure(m: int, n: int, k: int, dtype: str, form: str, relu: bool, timed: bo
     sets = harness.rotating(make)
     peers = {"tiletrace": harness.over_sets(call),
              "jnp": harness.over_sets(functools.partial(reference, form=form, relu=relu, out_dtype=DTYPES[dtype]))}
-    before = peers["tiletrace"](sets)
-    samples = harness.interleave(peers, sets, rounds=args.rounds, seconds=args.seconds, warmup=args.warmup)
-    row["clocks"] = harness.clocks()
-    row["stable"] = all(bool(jnp.array_equal(x, y)) for x, y in zip(before, peers["tiletrace"](sets), strict=True))
-    found = harness.summary(samples, "tiletrace")
-    row |= {"samples": samples, "sets": len(sets), "speedup": found["jnp"]["speedup_of_ours"],
-            "spread": max(x["spread"] for x in found.values()),
-            **{f"{name} TFLOP/s": 2e-12 * m * n * k / x["seconds"] for name, x in found.items()}}
+    found, _ = harness.compare(peers, sets, args, flops=2 * m * n * k, stable=True)
+    found["speedup"] = found.pop("jnp")
+    row |= found
   row["status"] = status(row)
   return row
 
@@ -121,16 +116,19 @@ def arguments() -> argparse.Namespace:
                       help="which operands are stored transposed, A's letter first")
   parser.add_argument("--relu", choices=["no", "yes", "both"], default="no")
   parser.add_argument("--tails", action="store_true", help="check shapes with tails too (they are not timed)")
-  parser.add_argument("--graphs", action="store_true", help="let XLA put a program's calls into a CUDA graph")
-  harness.add_measuring(parser)
+  harness.add_measuring(parser, graphs=True)
   add_tiling(parser)
   return parser.parse_args()
 
 
 def add_tiling(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument("--tile", nargs=2, type=int, metavar=("BM", "BN"), help="default: what kernels.matmul takes")
+  add_tile(parser)
   parser.add_argument("--cluster", type=lambda s: tuple(map(int, s.split("x"))), metavar="CMxCN", help="of a --tile")
-  for name, default in (("stages", 4), ("warpgroups", 2)):
+
+
+def add_tile(parser: argparse.ArgumentParser, *, stages: int = 4) -> None:
+  parser.add_argument("--tile", nargs=2, type=int, metavar=("BM", "BN"), help="default: what the kernel takes")
+  for name, default in (("stages", stages), ("warpgroups", 2)):
     parser.add_argument(f"--{name}", type=int, default=default, help="of a --tile")
 
 

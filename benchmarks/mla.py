@@ -84,14 +84,12 @@ def measure(b: int, keys: int, heads: int, args: argparse.Namespace) -> dict[str
   if not args.check_only:
     sets = [first, *(make(seed) for seed in (1, 2))]         # the caches are larger than L2
     peers = {"tiletrace": jax.jit(functools.partial(with_first_lengths, tiling=tiling)), "gemm": gemm_peer(len(sets))}
-    samples = harness.interleave(peers, sets, rounds=args.rounds, seconds=args.seconds, warmup=args.warmup)
-    found = harness.summary(samples, "tiletrace")
-    seconds, used = found["tiletrace"]["seconds"], int(jnp.sum(first[2]))
+    found, times = harness.compare(peers, sets, args)
+    seconds, used = times["tiletrace"], int(jnp.sum(first[2]))
     flops, gemm = 2e-12 * heads * args.tokens * used * (576 + 512), 2e-12 * GEMM**3
-    row |= {"samples": samples, "clocks": harness.clocks(), "spread": max(x["spread"] for x in found.values()),
-            "us": 1e6 * seconds, "TFLOP/s": flops / seconds, "gemm TFLOP/s": gemm / found["gemm"]["seconds"],
-            "of gemm": found["gemm"]["speedup_of_ours"] * flops / gemm,
-            "GB/s": 2e-9 * (576 * used + b * args.tokens * heads * (576 + 512)) / seconds}
+    found["of gemm"] = found.pop("gemm") * flops / gemm
+    row |= found | {"us": 1e6 * seconds, "TFLOP/s": flops / seconds, "gemm TFLOP/s": gemm / times["gemm"],
+                    "GB/s": 2e-9 * (576 * used + b * args.tokens * heads * (576 + 512)) / seconds}
   row["status"] = "ok" if row["error"] < TOLERANCE else "WRONG"        # NaN too
   return row
 
@@ -105,6 +103,8 @@ def arguments() -> argparse.Namespace:
   parser.add_argument("--dtype", choices=DTYPES, default="bf16")
   parser.add_argument("--paged", action="store_true", help=f"caches in shuffled pages of {PAGE} keys")
   parser.add_argument("--ragged", action="store_true", help="sequences of between half and all of the keys")
+  parser.add_argument("--tile", nargs=3, type=int, metavar=("BN", "CHUNKS", "STAGES"),
+                      help="default: what the kernel takes")
   harness.add_measuring(parser)
   return parser.parse_args()
 

@@ -12,9 +12,7 @@ import argparse
 import dataclasses
 import functools
 import importlib
-import importlib.util
 import math
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -128,10 +126,7 @@ def peers_of(op: Op, sets: Sequence[tuple[jax.Array, ...]], torch: bool) -> dict
     "jnp": harness.over_sets(lambda *inputs: op.reference(*inputs[:-1])),
   }
   if torch:
-    try:
-      peers["torch"] = torch_peer(op, sets)
-    except Exception:             # the peer's failure is no failure of ours
-      traceback.print_exc()
+    harness.try_peer(peers, "torch", lambda: torch_peer(op, sets))
   return peers
 
 
@@ -143,14 +138,11 @@ def measure(name: str, m: int, n: int, dtype: str, args: argparse.Namespace) -> 
   if not args.check_only:
     sets = harness.rotating(make)
     peers = peers_of(op, sets, args.torch)
-    samples = harness.interleave(peers, sets, rounds=args.rounds, seconds=args.seconds, warmup=args.warmup)
-    found = harness.summary(samples, "tiletrace")
+    found, seconds = harness.compare(peers, sets, args)
+    found["of copy"] = found.pop("copy")
     nbytes = moved(op, m, n, DTYPES[dtype])
-    row |= {"samples": samples, "sets": len(sets), "clocks": harness.clocks(), "bytes": nbytes,
-            "us": 1e6 * found["tiletrace"]["seconds"], "GB/s": 1e-9 * nbytes / found["tiletrace"]["seconds"],
-            "of copy": found["copy"]["speedup_of_ours"], "spread": max(x["spread"] for x in found.values()),
-            "copy GB/s": 1e-9 * nbytes / found["copy"]["seconds"]}
-    row |= {peer: found[peer]["speedup_of_ours"] for peer in ("jnp", "torch") if peer in found}
+    row |= found | {"bytes": nbytes, "us": 1e6 * seconds["tiletrace"], "GB/s": 1e-9 * nbytes / seconds["tiletrace"],
+                    "copy GB/s": 1e-9 * nbytes / seconds["copy"]}
   row["status"] = status(op, row)
   return row
 
@@ -176,16 +168,13 @@ def arguments() -> argparse.Namespace:
                       help="default: " + " ".join(f"{m}x{n}" for m, n in (*WIDE, *NARROW, *SMALL)))
   parser.add_argument("--ops", nargs="+", choices=OPS, default=list(OPS))
   parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["bf16"])
-  parser.add_argument("--no-torch", dest="torch", action="store_false")
-  parser.add_argument("--graphs", action="store_true", help="let XLA put a program's calls into a CUDA graph")
-  harness.add_measuring(parser, seconds=0.2, warmup=0.5)
+  harness.add_measuring(parser, seconds=0.2, warmup=0.5, torch=True, graphs=True)
   return parser.parse_args()
 
 
 def main() -> int:
   args = arguments()
   environment = harness.start(graphs=args.graphs)
-  args.torch = args.torch and importlib.util.find_spec("torch") is not None
   cases = [({"op": op, "shape": f"{m}x{n}", "dtype": dtype}, functools.partial(measure, op, m, n, dtype, args))
            for dtype in args.dtypes for op in args.ops
            for m, n in harness.shapes_of(args.shapes, (*WIDE, *NARROW, *SMALL))]

@@ -100,11 +100,9 @@ def measure(step: int, m: int, n: int, k: int, args: Any) -> dict[str, Any]:
     sets = harness.rotating(make)
     dot = functools.partial(reference, form="nn", relu=False, out_dtype=jnp.bfloat16)
     peers = {"tiletrace": harness.over_sets(call), "jnp": harness.over_sets(dot)}
-    samples = harness.interleave(peers, sets, rounds=args.rounds, seconds=args.seconds, warmup=args.warmup)
-    found = harness.summary(samples, "tiletrace")
-    row |= {"samples": samples, "clocks": harness.clocks(), "speedup": found["jnp"]["speedup_of_ours"],
-            "spread": max(x["spread"] for x in found.values()),
-            **{f"{name} TFLOP/s": 2e-12 * m * n * k / x["seconds"] for name, x in found.items()}}
+    found, _ = harness.compare(peers, sets, args, flops=2 * m * n * k)
+    found["speedup"] = found.pop("jnp")
+    row |= found
   row["status"] = status(row)
   return row
 

@@ -1,6 +1,9 @@
 """The examples run as a user runs them, on the CPU, and print what they say; the benchmarks explain themselves."""
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
 import json
 import os
 import pathlib
@@ -10,7 +13,11 @@ import sys
 
 import pytest
 
+from benchmarks import harness
+
 ROOT = pathlib.Path(__file__).parents[1]
+MEASURING = ("attention", "decode", "dequant_matmul", "grouped_matmul", "matmul", "matmul_tails", "mla", "norms",
+             "scaled_matmul", "tutorial_gemm")
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -69,10 +76,20 @@ def test_timeline_says_where_the_steps_go_and_writes_what_to_look_at(tmp_path):
   assert "<canvas" in (tmp_path / "layouts.html").read_text()
 
 
-@pytest.mark.parametrize("benchmark", ["matmul", "scaled_matmul", "dequant_matmul", "grouped_matmul", "tutorial_gemm",
-                                       "compile_time", "launch_overhead"])
+@pytest.mark.parametrize("benchmark", [*MEASURING, "compile_time", "launch_overhead"])
 def test_benchmarks_explain_themselves_anywhere(benchmark):
   assert output("-m", f"benchmarks.{benchmark}", "--help").startswith(f"usage: python -m benchmarks.{benchmark}")
+
+
+@pytest.mark.parametrize("benchmark", MEASURING)
+def test_benchmarks_read_no_option_that_they_do_not_have(benchmark, monkeypatch):
+  monkeypatch.setattr(sys, "argv", [benchmark])
+  module = importlib.import_module(f"benchmarks.{benchmark}")
+  read = {node.attr for source in (module, harness.compare) for node in ast.walk(ast.parse(inspect.getsource(source)))
+          if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "args"}
+
+  assert "json" in read
+  assert read <= set(vars(module.arguments()))
 
 
 def test_benchmarks_that_need_a_gpu_say_so():
