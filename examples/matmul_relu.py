@@ -4,8 +4,8 @@
 """
 from __future__ import annotations
 
+import argparse
 import functools
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -57,5 +57,18 @@ def main(m: int = 1000, n: int = 776, k: int = 336) -> int:
   return 0 if ok else 1
 
 
+def extent(word: str) -> int:
+  if not (word.isdecimal() and int(word)):
+    raise argparse.ArgumentTypeError(f"{word!r} is no whole number above 0")
+  return int(word)
+
+
+def arguments() -> argparse.Namespace:
+  parser = argparse.ArgumentParser(description="C = relu(A @ B): A is M x K, B is K x N, of random numbers.")
+  for name, default in (("m", 1000), ("n", 776), ("k", 336)):
+    parser.add_argument(name, type=extent, nargs="?", default=default, metavar=name.upper(), help=f"default: {default}")
+  return parser.parse_args()
+
+
 if __name__ == "__main__":
-  raise SystemExit(main(*map(int, sys.argv[1:])))
+  raise SystemExit(main(**vars(arguments())))

@@ -44,6 +44,14 @@ def test_matmul_relu_is_right_and_says_where_it_ran(shape):
   assert lines[2:] == ["right"]
 
 
+@pytest.mark.parametrize("word", ["x", "0", "1.5"])
+def test_matmul_relu_names_the_size_that_is_none(word):
+  done = run("examples/matmul_relu.py", "8", word, "3")
+
+  assert done.returncode == 2 and not done.stdout
+  assert done.stderr.splitlines()[-1].endswith(f"error: argument N: '{word}' is no whole number above 0")
+
+
 def test_vector_add_prints_one_operation():
   text = output("examples/vector_add.py")
 

@@ -36,7 +36,7 @@ _PRODUCTS: tuple[tuple[tuple[np.dtype, ...], tuple[np.dtype, ...]], ...] = (
 ACCUMULATORS = {pair: acc for types, acc in _PRODUCTS for pair in itertools.product(types, repeat=2)}
 _OPERANDS = tuple(dict.fromkeys(a for a, _ in ACCUMULATORS))
 _DISPATCH = (None, "wgmma_ss", "wgmma_rs", "mma_sync")
-_MAX_PENDING = 7  # PTX ISA, wgmma.wait_group: depths that the code generator keeps apart
+MAX_PENDING = 7  # PTX ISA, wgmma.wait_group: depths that the code generator keeps apart
 _WORDS = {
   "transpose_A": "pass the view a.T", "transpose_B": "pass the view b.T", "trans_a": "pass the view a.T",
   "trans_b": "pass the view b.T", "transpose_a": "pass the view a.T", "transpose_b": "pass the view b.T",
@@ -107,7 +107,7 @@ def _gemm_effects(eqn: Eqn) -> tuple[Effect, ...]:
 
 @type_rules.register(wgmma_wait_p)
 def _wait_type(eqn: Eqn) -> tuple[()]:
-  check(0 <= eqn.params["n"] <= _MAX_PENDING, f"wgmma_wait: n is {eqn.params['n']}")
+  check(0 <= eqn.params["n"] <= MAX_PENDING, f"wgmma_wait: n is {eqn.params['n']}")
   return ()
 
 
@@ -193,8 +193,8 @@ def wgmma_wait(n: int = 0) -> None:
 
   The example of `tt.gemm_async` uses it.
   """
-  if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= _MAX_PENDING:
-    raise TileTypeError(f"wgmma_wait: n is {n!r}, it must be a Python int from 0 to {_MAX_PENDING}", loc=user_loc())
+  if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= MAX_PENDING:
+    raise TileTypeError(f"wgmma_wait: n is {n!r}, it must be a Python int from 0 to {MAX_PENDING}", loc=user_loc())
   bind(wgmma_wait_p, (), dict(n=n))
 
 

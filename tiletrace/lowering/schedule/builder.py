@@ -9,7 +9,7 @@ import numpy as np
 
 from tiletrace.core import dtypes
 from tiletrace.core.graph import Atom, Block, Eqn, Literal, Primitive, RefOperand, Var
-from tiletrace.core.ops import barrier, control, elementwise, grid, memory, roles
+from tiletrace.core.ops import barrier, control, elementwise, grid, memory, mma, roles
 from tiletrace.core.rules import type_rules
 from tiletrace.core.source import Loc
 from tiletrace.core.types import Extent, RefType, Size, Space, whole_view
@@ -104,6 +104,10 @@ class Builder:
 
   def arrive(self, bar: Var, index: Atom | int, count: int, *, cluster: bool = False) -> None:
     self.op_effect(barrier.barrier_arrive_p, bar, index, count=count, **({"cluster": True} if cluster else {}))
+
+  def wait_groups(self, n: int) -> None:
+    """Until n groups of wgmma are in flight at most, or as few as a wait can name."""
+    self.bind(mma.wgmma_wait_p, (), {"n": min(n, mma.MAX_PENDING)})
 
   def arrive_expect_tx(self, bar: Var, index: Atom | int, nbytes: int) -> None:
     self.op_effect(barrier.barrier_arrive_expect_tx_p, bar, index, nbytes=nbytes)

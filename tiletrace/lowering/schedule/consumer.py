@@ -174,7 +174,7 @@ class Consumer:
   def _before(self, loop: Eqn, flight: Flight) -> list[Eqn]:
     b = Builder(loop.loc)
     if flight.unsettled:
-      b.bind(mma.wgmma_wait_p, (), {"n": 0})
+      b.wait_groups(0)
     return b.eqns
 
   def _may_go_round(self, loop: Eqn, left: list[Group]) -> bool:
@@ -197,7 +197,7 @@ class Consumer:
   def _after(self, loop: Eqn, left: list[Group]) -> list[Eqn]:
     """Completes what the last iteration left in flight."""
     b = Builder(loop.loc)
-    b.bind(mma.wgmma_wait_p, (), {"n": 0})
+    b.wait_groups(0)
     held = [h for g in left for h in g.held]
     if held and not self.facts.certainly_runs(loop):
       inner = b.inner()
@@ -271,7 +271,7 @@ class Consumer:
         out.append(rewritten.replace(primitive=mma.gemm_async_p))
         if seen == gemms:
           b = Builder(eqn.loc)
-          b.bind(mma.wgmma_wait_p, (), {"n": gemms})
+          b.wait_groups(gemms)
           self._release_previous(b, opened, b.op(elementwise.gt_p, index, lo) if opened else None)
           for live in opened:
             live.state.advance(b)
@@ -280,7 +280,7 @@ class Consumer:
         blocks = tuple(map(self.block, rewritten.blocks))
         out.append(rewritten.replace(blocks=blocks) if blocks else rewritten)
     after = Builder(loop.loc)
-    after.bind(mma.wgmma_wait_p, (), {"n": 0})
+    after.wait_groups(0)
     if opened and not self.facts.certainly_runs(loop):
       ran = after.op(elementwise.lt_p, *loop.values[:2])
       self._release_previous(after, opened, ran)

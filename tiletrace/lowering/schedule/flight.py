@@ -147,7 +147,7 @@ class Flight:
     del self.groups[:upto + 1]
 
   def _wait(self, b: Builder, n: int) -> None:
-    b.bind(mma.wgmma_wait_p, (), {"n": n})
+    b.wait_groups(n)
     if self._held and self.repeated is not None:
       inner = b.inner()
       self.release_old(inner, self._held)
