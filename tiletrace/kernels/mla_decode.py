@@ -92,7 +92,7 @@ def mla_decode_kernel(starts, owners, q, cache, lengths, table, out, residual, p
     for a in acc:
       a[...] *= softmax.share()[:, None]
     store_piece([(chunk, a[...]) for chunk, a in zip(chunks, acc, strict=True)], softmax.log2_sum(), (e, 0, rows),
-                index, whole, (out, residual, partial, partial_lse))
+                index, whole, (out, residual, partial, partial_lse), through=q_s)
 
   each_piece(starts, owners, piece)
 

@@ -75,18 +75,23 @@ def _used(parts: int, total: Any) -> Any:
   return tt.clip(total, 1, parts)
 
 
-def store_piece(o: Sequence[tuple[slice, Any]], lse: Any, where: tuple, piece: Any, whole: Any, refs: tuple) -> None:
+def store_piece(o: Sequence[tuple[slice, Any]], lse: Any, where: tuple, piece: Any, whole: Any, refs: tuple, *,
+                through: Any = None) -> None:
   """In a kernel: what a piece gives, and lse[rows] to base 2, go to their place.
 
   Args:
     o: columns, and float32 [rows, columns].
     where: index of the rows in `out`, without the last dimension.
     refs: (out, residual or None, partial, partial_lse).
+    through: shared memory [rows, all columns] of out's dtype, no longer used: threads that hold few elements of a row
+      side by side write whole lines from there.
   """
   out, residual, partial, partial_lse = refs
   with tt.when(whole) as w:
     for columns, x in o:
-      out[*where, columns] = x.astype(out.dtype)
+      tt.store(out.at[*where, columns] if through is None else through.at[:, columns], x.astype(out.dtype))
+    if through is not None:
+      tt.copy(through, out.at[*where, :])
     if residual is not None:
       residual[*where] = lse * math.log(2)
   with w.otherwise():

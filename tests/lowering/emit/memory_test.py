@@ -3,14 +3,17 @@ from __future__ import annotations
 
 import re
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import tiletrace as tt
 from tests.gpu.corpus import Case, normal
 from tests.lowering import simulated
-from tests.lowering.kernels import BF16, F32, assemble, count, lower, matmul, struct
+from tests.lowering.kernels import BF16, F32, assemble, count, lower, matmul, struct, variants
+from tests.tolerances import assert_close
 from tiletrace.core.errors import ResourceError
+from tiletrace.lowering.emit import addressing
 from tiletrace.lowering.layouts.catalog import wgmma_accumulator
 
 
@@ -157,3 +160,39 @@ def test_a_part_that_starts_where_its_fragment_does_is_not_all_of_it():
 
   with pytest.raises(tt.LayoutError, match="does not cut whole registers"):
     lower(kernel, [struct(64, 64)], struct(64, 64))
+
+
+@pytest.mark.parametrize("warps", [1, 4, 8, 12])
+def test_addresses_that_differ_in_every_warp_are_chosen_bit_by_bit(warps):
+  """Any table: halves of the threads that a bit tells apart, until what is left is a sum or an XOR."""
+  threads = 32 * warps
+  rng = np.random.default_rng(warps)
+  starts = rng.permutation(warps)[np.arange(threads) // 32] * 128
+  table = (starts + np.arange(threads) % 32 * 4)[:, None]
+  period = addressing._period(table)
+  assert period == 1 << (threads - 1).bit_length() if warps > 1 else 32
+  half = period // 2
+  below, above = table[np.arange(threads) % half], table[half + np.arange(threads) % min(half, threads - half)]
+  chosen = np.where(np.arange(threads)[:, None] & half, above, below)
+  np.testing.assert_array_equal(chosen, table)
+  assert max(addressing._period(below), addressing._period(above)) <= half
+
+
+def test_three_warpgroups_read_operands_of_columns_that_no_power_of_two_divides():
+  """256 columns over three: wgmma declines, and the fragments of mma.sync begin in each warp elsewhere."""
+  def kernel(x, w, y):
+    x_s, w_s = tt.alloc_shared((64, 64), BF16), tt.alloc_shared((64, 256), BF16)
+    acc = tt.alloc_fragment((64, 256), jnp.float32)
+    acc[...] = 0
+    tt.copy(x, x_s)
+    tt.copy(w, w_s)
+    tt.gemm(x_s, w_s, acc, policy=tt.FULL_COL)
+    y[...] = acc[...]
+
+  rng = np.random.default_rng(0)
+  x, w = (rng.standard_normal(s).astype(BF16) for s in ((64, 64), (64, 256)))
+  call = tt.tile_call(kernel, struct(64, 256), grid=1, warpgroups=3, backend="sim")
+  lowered = call.lower(x, w)
+
+  assert variants(lowered, "gemm") == ["mma_sync"]
+  assert_close(call(x, w), x.astype(np.float64) @ w.astype(np.float64), "gemm")

@@ -103,6 +103,22 @@ def test_staging_takes_what_the_rings_leave():
   assert big.lowering.program.smem_bytes <= 232448
 
 
+def test_staging_of_columns_takes_whole_registers_where_little_memory_is_left():
+  """64 rows of an accumulator are spread over the warps: fewer would not be a part of every thread's registers."""
+  def kernel(x, w, y):
+    x_s, w_s = tt.alloc_shared((64, 416), BF16), tt.alloc_shared((416, 192), BF16)
+    acc = tt.alloc_fragment((64, 192), jnp.float32)
+    tt.copy(x, x_s)
+    tt.copy(w, w_s)
+    tt.gemm(x_s, w_s, acc, accumulate=False, policy=tt.FULL_COL)
+    y[...] = acc[...].astype(y.dtype)
+
+  lowered = lower(kernel, [struct(64, 416, dtype=BF16), struct(416, 192, dtype=BF16)], struct(64, 192, dtype=BF16),
+                  warpgroups=3)
+  assert "no shared memory is left for staging" in notes(lowered)
+  assemble(lowered)
+
+
 def test_threads_beyond_the_hardware_are_refused():
   def kernel(x, y):
     s = tt.alloc_shared((64, 64), x.dtype)

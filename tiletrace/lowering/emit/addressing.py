@@ -141,12 +141,13 @@ def _addresses(ctx: EmitContext, table: np.ndarray, base: Reg, offset: int) -> l
 
 
 def _by_halves(ctx: EmitContext, table: np.ndarray, base: Reg, offset: int) -> list[tuple[Reg, int]]:
-  """The addresses of the threads below and above the highest bit of their index, and a choice by it."""
-  n, b = len(table), ctx.b
-  half = 1 << (n - 1).bit_length() - 1
-  parts = (part[np.arange(n) % len(part)] for part in (table[:half], table[half:]))
-  below, above = (_addresses(ctx, part, base, offset) for part in parts)
-  is_above = b.new(isa.SETP, ctx.local_tid(), half, cmp="ge", type="s32")
+  """The addresses of the threads without and with the highest bit of their index that matters, and a choice by it."""
+  b, t = ctx.b, np.arange(len(table))
+  half = _period(table) // 2
+  assert half, "what is the same for all threads comes apart"
+  below, above = (_addresses(ctx, part, base, offset) for part in (
+      table[t % half], table[half + t % min(half, len(table) - half)]))
+  is_above = b.new(isa.SETP, b.new(isa.AND, ctx.local_tid(), half, type="b32"), 0, cmp="ne", type="s32")
   made: dict[tuple[Reg, Reg, int], Reg] = {}
   out = []
   for (p, i), (q, j) in zip(below, above, strict=True):
@@ -156,6 +157,15 @@ def _by_halves(ctx: EmitContext, table: np.ndarray, base: Reg, offset: int) -> l
       made[key] = b.new(isa.SELP, q, p, is_above, type="b32")
     out.append((made[key], i))
   return out
+
+
+def _period(table: np.ndarray) -> int:
+  """The least power of two of threads after which the table repeats itself."""
+  n = len(table)
+  period = 1 << (n - 1).bit_length()
+  while period > 1 and (table == table[np.arange(n) % (period // 2)]).all():
+    period //= 2
+  return period
 
 
 def _alike(table: np.ndarray) -> list[list[int]] | None:

@@ -6,7 +6,7 @@ import numpy as np
 from tiletrace.core import dtypes
 from tiletrace.core.errors import LoweringError
 from tiletrace.core.graph import Eqn, Var
-from tiletrace.core.ops.relayout import relayout_p
+from tiletrace.core.ops.relayout import own_columns_p, relayout_p
 from tiletrace.lowering.emit.addressing import register_map, thread_xor
 from tiletrace.lowering.emit.context import EmitContext, emit_rules
 from tiletrace.lowering.emit.values import Elements, Operand, materialise, take
@@ -28,6 +28,14 @@ def _relayout(ctx: EmitContext, eqn: Eqn) -> None:
     return
   have, want = (coordinates(ctx.layouts[v], ctx.scope.threads) for v in (source, out))
   ctx.bind(out, take(ctx.b, ctx.read(source), register_map(have, want, source.shape)))
+
+
+@emit_rules.register(own_columns_p)
+def _own_columns(ctx: EmitContext, eqn: Eqn) -> None:
+  """The same registers: each warpgroup has a part of the columns, in the order of the whole."""
+  source, out = eqn.values[0], eqn.outvars[0]
+  assert isinstance(source, Var) and ctx.layouts[source].extent("reg") == ctx.layouts[out].extent("reg")
+  ctx.bind(out, ctx.read(source))
 
 
 def _shuffles(ctx: EmitContext, eqn: Eqn) -> None:

@@ -1,4 +1,4 @@
-"""Asynchronous copies between global and shared memory: TMA with tensor maps, and cp.async."""
+"""Asynchronous copies between global and shared memory: TMA with tensor maps, and cp.async; prefetches for TMA."""
 from __future__ import annotations
 
 import itertools
@@ -7,6 +7,7 @@ from typing import Any
 
 from tiletrace.core.graph import Eqn, RefOperand
 from tiletrace.core.ops import memory as ops
+from tiletrace.core.ops.prefetch import prefetch_p
 from tiletrace.core.types import Dyn, Space
 from tiletrace.lowering.emit import barrier
 from tiletrace.lowering.emit.context import EmitContext, emit_rules
@@ -41,26 +42,36 @@ def _copy_async(ctx: EmitContext, eqn: Eqn) -> None:
   _issue(ctx, outside, inside, plan, mbarrier, eqn.params.get("multicast", ()))
 
 
+@emit_rules.register(prefetch_p)
+def _prefetch(ctx: EmitContext, eqn: Eqn) -> None:
+  outside, inside = eqn.refs
+  plan = tma_plan(outside, inside, ctx.layouts[inside.root], ctx.facts)
+  assert isinstance(plan, TmaPlan), plan
+  address = ctx.map_address(ctx.maps.make(outside.root, plan.box, _swizzle(ctx, inside)))
+  starts = _starts(ctx, outside)
+  for part in plan.parts:
+    coords = _coordinates(ctx, starts, part.offset)
+    ctx.b(isa.TMA_PREFETCH, address, coords, dim=f"{len(coords)}d")
+
+
 def _issue(ctx: EmitContext, outside: RefOperand, inside: RefOperand, plan: TmaPlan, mbarrier: Addr | None,
            multicast: tuple[int, ...]) -> None:
-  """One instruction for each box; coordinates are innermost first. Of a multicast copy, this CTA's boxes only."""
+  """One instruction for each box. Of a multicast copy, this CTA's boxes only."""
   b = ctx.b
   place = place_of(ctx, inside)
   base, offset = shared_start(ctx, inside, place)
-  found = recognise_swizzle(ctx.layouts[inside.root], inside.type.dtype.itemsize * 8)
-  assert found is not None
-  starts = [_start(ctx, outside, d) for d in range(len(outside.view.dims))]
+  swizzle, starts = _swizzle(ctx, inside), _starts(ctx, outside)
   box, parts, mask = plan.box, plan.parts, None
   if multicast:
     ways, index, mask = _place_in_cluster(ctx, multicast)
-    mine = share(plan, ways, itemsize=inside.type.dtype.itemsize, alignment=ALIGNMENT[found[0]])
+    mine = share(plan, ways, itemsize=inside.type.dtype.itemsize, alignment=ALIGNMENT[swizzle])
     assert mine is not None, plan
     box, parts = mine.box, mine.parts
     starts = [_plus_times(ctx, s, index, o) for s, o in zip(starts, mine.step.offset, strict=True)]
     base = _plus_times(ctx, base, index, mine.step.smem_bytes)
-  address = ctx.map_address(ctx.maps.make(outside.root, box, found[0]))
+  address = ctx.map_address(ctx.maps.make(outside.root, box, swizzle))
   for part in parts:
-    coords = [_plus(ctx, s, o) for s, o in zip(starts, part.offset, strict=True)][::-1]
+    coords = _coordinates(ctx, starts, part.offset)
     where = b.addr(base, offset + part.smem_bytes)
     dim = f"{len(coords)}d"
     if mask is not None and mbarrier is not None:
@@ -95,9 +106,20 @@ def _plus_times(ctx: EmitContext, x: Operand, index: Reg, step: int) -> Any:
   return ctx.b.new(isa.MAD_LO, index, step, x, type="s32") if step else x
 
 
-def _start(ctx: EmitContext, ref: RefOperand, d: int) -> Operand:
-  start = ref.view.dims[d].start
-  return ctx.scalar(ref.dyn[start.index]) if isinstance(start, Dyn) else start
+def _swizzle(ctx: EmitContext, inside: RefOperand) -> int:
+  found = recognise_swizzle(ctx.layouts[inside.root], inside.type.dtype.itemsize * 8)
+  assert found is not None
+  return found[0]
+
+
+def _starts(ctx: EmitContext, outside: RefOperand) -> list[Any]:
+  starts = (d.start for d in outside.view.dims)
+  return [ctx.scalar(outside.dyn[s.index]) if isinstance(s, Dyn) else s for s in starts]
+
+
+def _coordinates(ctx: EmitContext, starts: list[Any], offset: tuple[int, ...]) -> list[Operand]:
+  """Of a box: innermost first."""
+  return [_plus(ctx, s, o) for s, o in zip(starts, offset, strict=True)][::-1]
 
 
 def _plus(ctx: EmitContext, x: Operand, n: int) -> Operand:

@@ -20,6 +20,7 @@ import tiletrace.lowering.infer.elementwise
 import tiletrace.lowering.infer.gather
 import tiletrace.lowering.infer.memory
 import tiletrace.lowering.infer.mma
+import tiletrace.lowering.infer.prefetch
 import tiletrace.lowering.infer.profile
 import tiletrace.lowering.infer.reduce
 import tiletrace.lowering.infer.relayout

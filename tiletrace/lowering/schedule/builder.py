@@ -10,9 +10,10 @@ import numpy as np
 from tiletrace.core import dtypes
 from tiletrace.core.graph import Atom, Block, Eqn, Literal, Primitive, RefOperand, Var
 from tiletrace.core.ops import barrier, control, elementwise, grid, memory, mma, roles
+from tiletrace.core.ops.prefetch import prefetch_p
 from tiletrace.core.rules import type_rules
 from tiletrace.core.source import Loc
-from tiletrace.core.types import Extent, RefType, Size, Space, whole_view
+from tiletrace.core.types import Dyn, Extent, RefType, Size, Space, View, whole_view
 
 
 def i32(n: int) -> Literal:
@@ -94,6 +95,29 @@ class Builder:
     self.bind(memory.copy_async_p, (src.root, *src.dyn, dst.root, *dst.dyn, *(barrier_at or ())),
               {"views": (src.view, dst.view), "fill_value": 0, "dispatch": dispatch, **params})
 
+  def prefetch(self, src: RefOperand, dst: RefOperand) -> None:
+    self.bind(prefetch_p, (src.root, *src.dyn, dst.root, *dst.dyn), {"views": (src.view, dst.view)})
+
+  def part(self, ref: RefOperand, parts: tuple[tuple[Atom | int, int], ...]) -> RefOperand:
+    """The part of a view of two dimensions that starts at (offset, ...) and has (..., size)."""
+    dims, dyn = list(ref.view.dims), list(ref.dyn)
+    for d, (offset, size) in zip(ref.view.perm, parts, strict=True):
+      start = dims[d].start
+      at = dyn[start.index] if isinstance(start, Dyn) else start
+      if isinstance(offset, int) and offset == 0:
+        moved = at
+      elif isinstance(at, int) and isinstance(offset, int):
+        moved = at + offset
+      else:
+        moved = self.add(at, offset)
+      if isinstance(moved, int):
+        dims[d] = dataclasses.replace(dims[d], start=moved, size=size)
+      else:
+        dyn.append(moved)
+        dims[d] = dataclasses.replace(dims[d], start=Dyn(len(dyn) - 1), size=size)
+    view, used = _compact(View(tuple(dims), ref.view.perm), dyn)
+    return RefOperand(ref.root, view, used)
+
   # ---- barriers and scopes
 
   def alloc_barrier(self, count: int, arrivals: int, hint: str) -> Var:
@@ -133,6 +157,22 @@ class Builder:
   def for_loop(self, lo: Atom | int, hi: Atom | Extent, step: Atom | int, body: Block) -> None:
     operands = [self.operand(x) for x in (lo, hi, step)]
     self.bind(control.for_loop_p, operands, {"kind": "range", "num_stages": 1, "unroll": 1}, (body,))
+
+
+def _compact(view: View, dyn: list) -> tuple[View, tuple]:
+  """Dynamic operands renumbered in the order of their use; unused ones dropped."""
+  order: list[int] = []
+
+  def use(x: Any) -> Any:
+    if not isinstance(x, Dyn):
+      return x
+    if x.index not in order:
+      order.append(x.index)
+    return Dyn(order.index(x.index))
+
+  dims = tuple(dataclasses.replace(d, start=use(d.start), size=use(d.size),
+                                   edges=tuple((use(a), use(e)) for a, e in d.edges)) for d in view.dims)
+  return View(dims, view.perm), tuple(dyn[i] for i in order)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -2,9 +2,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
-from tiletrace.core.graph import Atom, Block, Eqn, RefOperand, Var
+from tiletrace.core.graph import Block, Eqn, RefOperand, Var
 from tiletrace.core.ops import grid, memory, shape as shape_ops
 from tiletrace.core.types import Dyn, Space, View, ViewDim
 from tiletrace.lowering.infer.shape import chunk_layout, cut_registers
@@ -42,6 +41,14 @@ def make_staging(b: Builder, store: Eqn, chunks: int, layouts: dict[Var, Layout]
   buffer = b.alloc(Space.SHARED, (chunks, rows, COLUMNS), dtype, "staging", memory.Swizzle(128))
   layouts[buffer] = stack(shared_layout((rows, COLUMNS), dtype.itemsize * 8, 128), chunks, dtype.itemsize * 8)
   return Staging(buffer, rows, chunks, store.params["by_columns"])
+
+
+def can_leave_apart(store: Eqn, rows: int, layouts: dict[Var, Layout]) -> bool:
+  """Whether every `rows` rows of what is stored by columns are whole registers of each thread: all 8 of a matrix that
+  stmatrix stores, at least."""
+  value = store.values[0]
+  assert isinstance(value, Var)
+  return rows % 8 == 0 and cut_registers(layouts[value], (0, 0), (rows, value.shape[1])) is not None
 
 
 def expand_store(store: Eqn, staging: Staging, warpgroups: int, layouts: dict[Var, Layout]) -> list[Eqn]:
@@ -96,7 +103,7 @@ def _by_columns(b: Builder, ref: RefOperand, value: Var, staging: Staging, layou
     send = b.inner()
     wg = b.bind(grid.warpgroup_id_p, (), {})[0]
     source = View((ViewDim(Dyn(0), 1, squeezed=True), ViewDim(0, step), ViewDim(0, COLUMNS)), (1, 2))
-    target = _moved(send, ref, ((first, step), (b.mul(wg, COLUMNS), COLUMNS)))
+    target = send.part(ref, ((first, step), (b.mul(wg, COLUMNS), COLUMNS)))
     send.copy_async(RefOperand(buffer, source, (wg,)), target, None)
     send.bind(memory.commit_group_p, (), {"kind": "bulk"})
     b.elect(send.block(), "warpgroup")
@@ -138,41 +145,4 @@ def _send(b: Builder, ref: RefOperand, staging: Staging, c: int, column: int, ro
   """One chunk of this warpgroup's rows: shared [band, 64] to global."""
   source_dims = (ViewDim(c, 1, squeezed=True), ViewDim(Dyn(0) if row else 0, band), ViewDim(0, COLUMNS))
   source = RefOperand(staging.buffer, View(source_dims, (1, 2)), tuple(row))
-  b.copy_async(source, _moved(b, ref, ((row[0] if row else 0, band), (column, COLUMNS))), None)
-
-
-def _moved(b: Builder, ref: RefOperand, parts: tuple[tuple[Atom | int, int], ...]) -> RefOperand:
-  """The part of a view of two dimensions that starts at (offset, ...) and has (..., size)."""
-  dims, dyn = list(ref.view.dims), list(ref.dyn)
-  for d, (offset, size) in zip(ref.view.perm, parts, strict=True):
-    start = dims[d].start
-    at = dyn[start.index] if isinstance(start, Dyn) else start
-    if isinstance(offset, int) and offset == 0:
-      moved = at
-    elif isinstance(at, int) and isinstance(offset, int):
-      moved = at + offset
-    else:
-      moved = b.add(at, offset)
-    if isinstance(moved, int):
-      dims[d] = dataclasses.replace(dims[d], start=moved, size=size)
-    else:
-      dyn.append(moved)
-      dims[d] = dataclasses.replace(dims[d], start=Dyn(len(dyn) - 1), size=size)
-  view, used = _compact(View(tuple(dims), ref.view.perm), dyn)
-  return RefOperand(ref.root, view, used)
-
-
-def _compact(view: View, dyn: list) -> tuple[View, tuple]:
-  """Dynamic operands renumbered in the order of their use; unused ones dropped."""
-  order: list[int] = []
-
-  def use(x: Any) -> Any:
-    if not isinstance(x, Dyn):
-      return x
-    if x.index not in order:
-      order.append(x.index)
-    return Dyn(order.index(x.index))
-
-  dims = tuple(dataclasses.replace(d, start=use(d.start), size=use(d.size),
-                                   edges=tuple((use(a), use(e)) for a, e in d.edges)) for d in view.dims)
-  return View(dims, view.perm), tuple(dyn[i] for i in order)
+  b.copy_async(source, b.part(ref, ((row[0] if row else 0, band), (column, COLUMNS))), None)

@@ -27,7 +27,14 @@ from tiletrace.lowering.schedule.checker import check_program
 from tiletrace.lowering.schedule.consumer import Consumer, RingResources
 from tiletrace.lowering.schedule.cumulative import CumulativeLowering
 from tiletrace.lowering.schedule.deferral import Deferred, defer_epilogue
-from tiletrace.lowering.schedule.epilogue import Staging, drain_stores, expand_store, make_staging, staged_stores
+from tiletrace.lowering.schedule.epilogue import (
+  Staging,
+  can_leave_apart,
+  drain_stores,
+  expand_store,
+  make_staging,
+  staged_stores,
+)
 from tiletrace.lowering.schedule.grid import lower_ids, place_on_grid
 from tiletrace.lowering.schedule.late import LateReductions
 from tiletrace.lowering.schedule.mail import Mailbox, Phase, send_all
@@ -51,6 +58,7 @@ from tiletrace.lowering.schedule.resources import (
 )
 from tiletrace.lowering.schedule.rings import Ring, changed_buffers, find_rings, is_tma, uses_outside_segments
 from tiletrace.lowering.schedule.slice import Slice, written_arrays
+from tiletrace.lowering.schedule.split_operands import SplitOperands
 from tiletrace.lowering.schedule.syncs import place_syncs
 from tiletrace.lowering.schedule.unit_factors import UnitFactors
 from tiletrace.lowering.select.memory import ThreadCopy, thread_copy
@@ -74,7 +82,7 @@ def schedule(selected: Selected, target: Target, options: CompileOptions) -> Pro
     threads = WARPGROUP * max(e.params["first"] + e.params["count"] for e in walk(graph.body)
                               if e.primitive.name == "warpgroup")
     body = demote_copies(graph.body, context(graph, layouts, target, options), notes)      # nobody else makes them
-    graph = lower_ids(graph.replace(body=_exchanges(body, layouts, notes, syncs=True)))
+    graph = lower_ids(graph.replace(body=_exchanges(body, layouts, notes, 1, syncs=True)))
   else:
     graph, threads = _Scheduler(graph, layouts, target, options, notes).run()
   graph = simplify(graph.replace(body=expand_block(graph.body, _plain_loop)))
@@ -89,12 +97,18 @@ def schedule(selected: Selected, target: Target, options: CompileOptions) -> Pro
   return Program(graph, layouts, offsets, target, threads, smem, tuple(notes))
 
 
-def _exchanges(body: Block, layouts: dict[Var, Layout], notes: list[str], *, syncs: bool = False) -> Block:
+def _exchanges(body: Block, layouts: dict[Var, Layout], notes: list[str], warpgroups: int, *,
+               syncs: bool = False) -> Block:
   """What crosses threads, or warps in reductions and cumulative sums, goes through shared memory; if it can, after the
   loop that it stands in."""
   late = LateReductions(layouts)
   body = late.block(body)
   notes += late.notes
+  if not syncs:
+    split = SplitOperands(layouts, warpgroups)
+    body = split.body(body)
+    body = dataclasses.replace(body, eqns=(*split.scratch, *body.eqns))
+    notes += split.notes
   for kind in (RelayoutLowering, ReductionLowering, CumulativeLowering, AtomicLowering):
     lowering = kind(layouts, syncs=syncs)
     body = lowering.block(body)
@@ -116,7 +130,7 @@ class _Scheduler:
 
   def run(self) -> tuple[TileGraph, int]:
     """(the level-0 graph, threads of a CTA)."""
-    body = _exchanges(self.graph.body, self.layouts, self.notes)
+    body = _exchanges(self.graph.body, self.layouts, self.notes, self.graph.options.warpgroups)
     # Rings are found last: they name equations, and rewriting a block would make others of them.
     body, self.allocs = _split_allocs(elide_zero_stores(body, self.facts.certainly_runs))
     graph = self.graph.replace(body=body)
@@ -291,7 +305,8 @@ class _Scheduler:
     used = self._shared_bytes(head)
     if first.params["by_columns"]:
       chunks = columns // 64
-      while rows % 16 == 0 and used + chunks * rows * 128 + 1024 > self.target.smem_bytes:
+      while used + chunks * rows * 128 + 1024 > self.target.smem_bytes and can_leave_apart(
+          first, rows // 2, self.layouts):
         rows //= 2
     while not first.params["by_columns"] and (columns // 64) % (chunks * 2) == 0 and (
         used + chunks * 2 * rows * 128 + 1024 <= self.target.smem_bytes):

@@ -1,0 +1,13 @@
+"""prefetch: inserted by the scheduler with all layouts decided, so it adds no constraint."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tiletrace.core.graph import Eqn
+from tiletrace.core.ops.prefetch import prefetch_p
+from tiletrace.lowering.infer.constraints import Constraint, InferContext, layout_rules
+
+
+@layout_rules.register(prefetch_p)
+def _nothing(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
+  yield from ()
