@@ -49,7 +49,6 @@ def flash_decode_kernel(starts, owners, q, k, v, lengths, table, out, residual, 
   i, head = tt.program_id(1), tt.program_id(2)
   bm, bn, d = tiling.bm, tiling.bn, q.shape[3]
   rows, keys = tt.block(i, bm), Keys(k, table, bn, sight)
-  q_s = tt.alloc_shared((bm, d), q.dtype)
   k_s = tt.alloc_shared((bn, d), q.dtype)
   v_s = tt.alloc_shared((bn, d), q.dtype)
   logits = tt.alloc_fragment((bm, bn), jnp.float32)
@@ -60,14 +59,14 @@ def flash_decode_kernel(starts, owners, q, k, v, lengths, table, out, residual, 
     stop = tt.clip(lengths[e], 0, keys.capacity)
     acc[...] = 0
     softmax.start()
-    tt.copy(q.at[e, head, rows, :], q_s)
+    queries = q[e, head, rows, :]                          # in registers: a slot would empty the ring between pieces
     for j in tt.pipelined(first, last, num_stages=tiling.num_stages):
       parts = keys.find(e, j)
       edge = keys.is_edge(j, stop, parts)
       for cache, s in ((k, k_s), (v, v_s)):
         for page, place, part in parts:
           tt.copy(cache.at[page, place, head, :], s.at[part])
-      tt.gemm(q_s, k_s.T, logits, accumulate=False)
+      tt.gemm(queries, k_s.T, logits, accumulate=False)
       with tt.when(edge):
         logits[...] = tt.where(keys.seen(j, stop, keys.find(e, j), i * bm, bm), logits[...], -jnp.inf)
       p, alpha = softmax.weights(logits[...])
