@@ -218,13 +218,14 @@ def test_every_tiling_of_flash_decode_assembles_and_copies_by_tma(head_dim, page
   cache = jax.ShapeDtypeStruct((3, 4096, 2, head_dim) if page is None else (100, page, 2, head_dim), BF16)
   tiling = choose_decode_tiling(head_dim, page)
   kernel = functools.partial(flash_decode_kernel, tiling=tiling, scale=0.1, sight=Sight(2, 8))
-  split, combine = compiled("flash_decode", kernel, q, (cache, cache), i32((3,)), None if page is None else i32((3, 40)),
-                            width=head_dim, bm=tiling.bm, warpgroups=tiling.warpgroups)
+  table = None if page is None else i32((3, 40))
+  split, combine = compiled("flash_decode", kernel, q, (cache, cache), i32((3,)), table, width=head_dim, bm=tiling.bm,
+                            warpgroups=tiling.warpgroups)
   for found in (split, combine):
     assert found.memory_analysis()["spill_stores"] == 0
   assert {c.variant for c in split.lowered.choices if c.op == "copy"} == {"tma"}
-  assert str(split.report()).count("filled by TMA from the producer warpgroup") == 2
-  assert combine.memory_analysis()["smem_bytes"] == 0 and combine.memory_analysis()["registers"] <= 128
+  assert str(split.report()).count("filled by TMA from the producer warpgroup") == (2 if tiling.held else 3)
+  assert combine.memory_analysis()["smem_bytes"] == 0 and combine.memory_analysis()["registers"] <= 160
 
 
 @pytest.mark.parametrize("page", [None, 16, 32, 48, 64])

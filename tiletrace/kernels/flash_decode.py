@@ -26,11 +26,12 @@ from tiletrace.kernels.split_kv import each_piece, split_attention, store_piece
 @dataclasses.dataclass(frozen=True, slots=True)
 class DecodeTiling:
   """bm rows of queries, divided among the warpgroups, and bn keys at a time; `num_stages` ring slots of keys and
-  values."""
+  values. Queries in registers, where there is room: a slot of theirs would empty the ring between pieces."""
   bm: int
   bn: int
   warpgroups: int
   num_stages: int
+  held: bool = True
 
 
 def choose_decode_tiling(head_dim: int, page_size: int | None = None) -> DecodeTiling:
@@ -40,7 +41,7 @@ def choose_decode_tiling(head_dim: int, page_size: int | None = None) -> DecodeT
     page_size: of caches in pages.
   """
   bn = block_of(128 if head_dim <= 128 else 64 if head_dim <= 192 else 32, page_size)    # what registers leave
-  return DecodeTiling(64, bn, 1, min(16, (200 << 10) // (4 * bn * head_dim)))
+  return DecodeTiling(64, bn, 1, min(16, (200 << 10) // (4 * bn * head_dim)), head_dim <= 128)
 
 
 def flash_decode_kernel(starts, owners, q, k, v, lengths, table, out, residual, partial, partial_lse, *, tiling, scale,
@@ -49,6 +50,7 @@ def flash_decode_kernel(starts, owners, q, k, v, lengths, table, out, residual, 
   i, head = tt.program_id(1), tt.program_id(2)
   bm, bn, d = tiling.bm, tiling.bn, q.shape[3]
   rows, keys = tt.block(i, bm), Keys(k, table, bn, sight)
+  q_s = None if tiling.held else tt.alloc_shared((bm, d), q.dtype)
   k_s = tt.alloc_shared((bn, d), q.dtype)
   v_s = tt.alloc_shared((bn, d), q.dtype)
   logits = tt.alloc_fragment((bm, bn), jnp.float32)
@@ -59,7 +61,9 @@ def flash_decode_kernel(starts, owners, q, k, v, lengths, table, out, residual, 
     stop = tt.clip(lengths[e], 0, keys.capacity)
     acc[...] = 0
     softmax.start()
-    queries = q[e, head, rows, :]                          # in registers: a slot would empty the ring between pieces
+    queries = q[e, head, rows, :] if q_s is None else q_s
+    if q_s is not None:
+      tt.copy(q.at[e, head, rows, :], q_s)
     for j in tt.pipelined(first, last, num_stages=tiling.num_stages):
       parts = keys.find(e, j)
       edge = keys.is_edge(j, stop, parts)

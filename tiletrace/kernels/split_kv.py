@@ -23,6 +23,7 @@ _START = 6               # what the start and the end of a program take, in bloc
 _COMBINED = 8192         # elements of pieces that a program of `combine` loads at a time: 64 registers of a thread
 _COMBINED_ROWS = 4
 _COMBINING = 4           # programs of `combine` for each SM
+_OVERLAP = tt.CompileOptions(overlap_launch=True)
 
 
 def choose_parts(batch: int, programs: int, blocks: int, *, slots: int = SM_90A.sm_count) -> int:
@@ -143,7 +144,8 @@ def combine_call(name: str, shape: tuple[int, int, int, int], final: tuple, *, p
   chunk = max(1, min(16, parts, _COMBINED // (few * width)))
   programs = max(1, min(_COMBINING * SM_90A.sm_count // b, heads * tt.cdiv(rows, few)))
   return tt.tile_call(functools.partial(combine_kernel, parts=parts, rows=few, chunk=chunk), final, grid=(b, programs),
-                      name=f"{name}_combine", input_output_aliases={3: 0} | ({4: 1} if final[1] is not None else {}))
+                      name=f"{name}_combine", options=_OVERLAP,
+                      input_output_aliases={3: 0} | ({4: 1} if final[1] is not None else {}))
 
 
 def split_calls(name: str, kernel: Callable, shape: tuple[int, int, int, int], dtype: Any, *, parts: int, bm: int,
@@ -163,7 +165,7 @@ def split_calls(name: str, kernel: Callable, shape: tuple[int, int, int, int], d
   final = (jax.ShapeDtypeStruct(shape, dtype), f32(shape[:3]) if residual else None)
   partial = (parts + b - 1, *shape[1:])
   split = tt.tile_call(kernel, (*final, f32(partial), f32(partial[:3])), grid=(parts, tt.cdiv(rows, bm), heads),
-                       warpgroups=warpgroups, name=name)
+                       warpgroups=warpgroups, name=name, options=_OVERLAP)
   return split, combine_call(name, shape, final, parts=parts)
 
 
