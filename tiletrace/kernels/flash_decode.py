@@ -22,6 +22,8 @@ from tiletrace.kernels.kv_cache import Keys, Sight, block_of, check_cache, check
 from tiletrace.kernels.online_softmax import LOG2E, OnlineSoftmax, softmax_where, zero_past
 from tiletrace.kernels.split_kv import each_piece, split_attention, store_piece
 
+STREAMED = tt.CompileOptions(l2_promotion=128, overlap_launch=True)          # one program reads a key, once
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DecodeTiling:
@@ -130,7 +132,8 @@ def flash_decode(query: jax.Array, key: jax.Array, value: jax.Array, lengths: ja
   kernel = functools.partial(flash_decode_kernel, tiling=tiling, sight=Sight(t if is_causal else 1, n // heads),
                              scale=float(scale))
   return split_attention("flash_decode", kernel, query, (key, value), lengths, block_table, heads=heads, width=h,
-                         bm=tiling.bm, block=tiling.bn, warpgroups=tiling.warpgroups, residual=return_residual)
+                         bm=tiling.bm, block=tiling.bn, warpgroups=tiling.warpgroups, residual=return_residual,
+                         options=STREAMED)
 
 
 def flash_decode_reference(query: jax.Array, key: jax.Array, value: jax.Array, lengths: jax.Array, *,

@@ -23,7 +23,7 @@ _START = 6               # what the start and the end of a program take, in bloc
 _COMBINED = 8192         # elements of pieces that a program of `combine` loads at a time: 64 registers of a thread
 _COMBINED_ROWS = 4
 _COMBINING = 4           # programs of `combine` for each SM
-_OVERLAP = tt.CompileOptions(overlap_launch=True)
+OVERLAP = tt.CompileOptions(overlap_launch=True)
 
 
 def choose_parts(batch: int, programs: int, blocks: int, *, slots: int = SM_90A.sm_count) -> int:
@@ -144,18 +144,20 @@ def combine_call(name: str, shape: tuple[int, int, int, int], final: tuple, *, p
   chunk = max(1, min(16, parts, _COMBINED // (few * width)))
   programs = max(1, min(_COMBINING * SM_90A.sm_count // b, heads * tt.cdiv(rows, few)))
   return tt.tile_call(functools.partial(combine_kernel, parts=parts, rows=few, chunk=chunk), final, grid=(b, programs),
-                      name=f"{name}_combine", options=_OVERLAP,
+                      name=f"{name}_combine", options=OVERLAP,
                       input_output_aliases={3: 0} | ({4: 1} if final[1] is not None else {}))
 
 
 def split_calls(name: str, kernel: Callable, shape: tuple[int, int, int, int], dtype: Any, *, parts: int, bm: int,
-                warpgroups: int, residual: bool) -> tuple[tt.TileCall, tt.TileCall]:
+                warpgroups: int, residual: bool, options: tt.CompileOptions = OVERLAP
+                ) -> tuple[tt.TileCall, tt.TileCall]:
   """The calls that give out[b, heads, rows, d] and residual[b, heads, rows] or None.
 
   Args:
     kernel: of (starts, owners, *operands, out, residual, partial, partial_lse), on the grid (parts, tiles, heads).
     shape: of the result.
     bm: rows of a tile.
+    options: of the split.
 
   Returns:
     the split, of (starts, owners, *operands), and the combination, of (starts, partial, partial_lse, out, residual).
@@ -165,18 +167,19 @@ def split_calls(name: str, kernel: Callable, shape: tuple[int, int, int, int], d
   final = (jax.ShapeDtypeStruct(shape, dtype), f32(shape[:3]) if residual else None)
   partial = (parts + b - 1, *shape[1:])
   split = tt.tile_call(kernel, (*final, f32(partial), f32(partial[:3])), grid=(parts, tt.cdiv(rows, bm), heads),
-                       warpgroups=warpgroups, name=name, options=_OVERLAP)
+                       warpgroups=warpgroups, name=name, options=options)
   return split, combine_call(name, shape, final, parts=parts)
 
 
 def split_attention(name: str, kernel: Callable, query: jax.Array, caches: tuple[jax.Array, ...], lengths: jax.Array,
                     table: jax.Array | None, *, heads: int, width: int, bm: int, block: int, warpgroups: int,
-                    residual: bool) -> Any:
+                    residual: bool, options: tt.CompileOptions = OVERLAP) -> Any:
   """query[b, s_q, n, h] as rows of `heads` groups, through the two calls; [b, s_q, n, width], and [b, s_q, n].
 
   Args:
     caches: [b, s, ...] each, or pages [pages, page_size, ...] by table[b, max_pages].
     block: keys at a time.
+    options: of the kernel.
   """
   b, t, n, h = query.shape
   group = n // heads
@@ -186,7 +189,7 @@ def split_attention(name: str, kernel: Callable, query: jax.Array, caches: tuple
   parts = choose_parts(b, tt.cdiv(rows, bm) * heads, b * tt.cdiv(capacity, block))
   starts, owners = plan(lengths, capacity, block, parts)
   split, combine = split_calls(name, kernel, (b, heads, rows, width), query.dtype, parts=parts, bm=bm,
-                               warpgroups=warpgroups, residual=residual)
+                               warpgroups=warpgroups, residual=residual, options=options)
   out, lse, partial, partial_lse = split(starts, owners, q, *caches, lengths, table)
   out, lse = combine(starts, partial, partial_lse, out, lse)
   out = out.reshape(b, heads, t, group, width).swapaxes(1, 2).reshape(b, t, n, width)

@@ -82,6 +82,7 @@ def emit(program: Program, options: CompileOptions) -> Emitted:
   head = len(entry.body)
   overlap = options.overlap_launch and program.target.lacks(isa.GRIDDEPCONTROL.arch) is None
   if overlap:                        # the next kernel may come: it waits for all of this one
+    ctx.cache_hints.clear()          # what the kernel before this one still writes is not read-only
     ctx.b(isa.GRIDDEPCONTROL, op="launch_dependents")
   init_barriers(ctx)
   if overlap:                        # all threads: who waits for this kernel has then waited for those before it, too
