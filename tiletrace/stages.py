@@ -47,7 +47,6 @@ from tiletrace.sim.faults import raise_faults
 from tiletrace.sim.launch import MOST_STEPS, run as run_simulator
 
 _TENSOR_MAP_RANK = 5  # CUDA driver API, cuTensorMapEncodeTiled
-_L2_PROMOTION = 256  # bytes: operands are streamed
 
 
 class Observer(Protocol):
@@ -287,7 +286,8 @@ def build_image(lowering: pipeline.Lowering, cubin: Cubin, machine: str) -> Kern
   graph, emitted, program = lowering.graph, lowering.emitted, lowering.program
   roots = list(dict.fromkeys(graph.invars))
   operands = [graph.invars.index(v) for v in roots]
-  maps = tuple(TensorMapSpec(operands[m.argument], m.dtype, m.dims, m.strides, m.box, m.swizzle, _L2_PROMOTION)
+  maps = tuple(TensorMapSpec(operands[m.argument], m.dtype, m.dims, m.strides, m.box, m.swizzle,
+                            lowering.options.l2_promotion)
                for m in emitted.tensor_maps)
   pointers: list[Param] = [("operand", i) for i in operands]
   sizes = _size_sources(graph)
@@ -296,7 +296,8 @@ def build_image(lowering: pipeline.Lowering, cubin: Cubin, machine: str) -> Kern
   fingerprint = cache.digest(lowering.ptx)
   return KernelImage(graph.name, cubin.image, (math.prod(graph.options.grid), 1, 1), program.threads,
                      graph.options.launch_cluster, program.smem_bytes, (*pointers, *scalars, *encoded), maps,
-                     graph.options.persistent, graph.loc.short(), fingerprint, machine, sizes)
+                     graph.options.persistent, graph.loc.short(), fingerprint, machine, sizes,
+                     emitted.overlap)
 
 
 def _size_sources(graph: TileGraph) -> tuple[SizeSource, ...]:

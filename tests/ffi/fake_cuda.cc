@@ -102,10 +102,16 @@ int cuLaunchKernelEx(const Config* c, void*, void** params, void**) {
     text += word;
   }
   unsigned cluster[3] = {0, 0, 0};
-  if (c->num_attributes == 1 && *reinterpret_cast<int*>(c->attributes) == 4) std::memcpy(cluster, c->attributes + 8, 12);
-  Log("launch grid %u %u %u block %u %u %u smem %u cluster %u %u %u stream %p params%s", c->grid[0], c->grid[1],
-      c->grid[2], c->block[0], c->block[1], c->block[2], c->smem, cluster[0], cluster[1], cluster[2], c->stream,
-      text.c_str());
+  std::string overlap;
+  for (unsigned i = 0; i < c->num_attributes; ++i) {
+    const char* attribute = c->attributes + 72 * i;
+    const int id = *reinterpret_cast<const int*>(attribute);
+    if (id == 4) std::memcpy(cluster, attribute + 8, 12);
+    if (id == 6) overlap = " overlap " + std::to_string(*reinterpret_cast<const int*>(attribute + 8));
+  }
+  Log("launch grid %u %u %u block %u %u %u smem %u cluster %u %u %u%s stream %p params%s", c->grid[0], c->grid[1],
+      c->grid[2], c->block[0], c->block[1], c->block[2], c->smem, cluster[0], cluster[1], cluster[2], overlap.c_str(),
+      c->stream, text.c_str());
   return Status("cuLaunchKernelEx");
 }
 

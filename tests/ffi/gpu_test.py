@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import tiletrace as tt
 from tiletrace.ffi import launch
 from tiletrace.ffi.image import KernelImage, TensorMapSpec
 from tiletrace.ffi.primitive import Aval, bind
@@ -220,3 +221,31 @@ def test_kernel_runs_on_every_device_under_shard_map(x):
   many = np.tile(x, len(devices))
   out = jax.jit(jax.shard_map(scale, mesh=mesh, in_specs=spec, out_specs=spec))(many)
   np.testing.assert_array_equal(out, 3 * many)
+
+
+# --- launches that overlap
+
+def _passed_on_kernel(x, y):
+  """A program adds one to what another program of the kernel before has written."""
+  i = tt.program_id(0)
+  y[tt.block(i, 128)] = x[tt.block((i + 37) % tt.num_programs(0), 128)] + 1
+
+
+@pytest.mark.parametrize("graph", [False, True], ids=["stream", "graph"])
+def test_kernels_whose_launches_overlap_see_all_of_the_one_before(graph):
+  """Its results, and that it no longer reads: XLA gives the kernels of a chain the same two buffers in turn."""
+  shape = jax.ShapeDtypeStruct((600 * 128,), jnp.float32)
+  step = tt.tile_call(_passed_on_kernel, shape, grid=600, options=tt.CompileOptions(overlap_launch=True))
+
+  def chain(x):
+    for _ in range(60):
+      x = step(x)
+    return x
+
+  x = jax.random.normal(jax.random.key(0), shape.shape)
+  run = jax.jit(chain).lower(x).compile(compiler_options={"xla_gpu_graph_min_graph_size": 5 if graph else 1000})
+  want = np.roll(np.asarray(x).reshape(600, 128), -37 * 60, axis=0).reshape(-1)
+  for _ in range(60):
+    want = want + np.float32(1)
+  for _ in range(20):
+    assert np.array_equal(run(x), want)

@@ -78,6 +78,11 @@ def test_clusters_are_a_launch_attribute(scenarios):
   assert "attribute 14 = 1" not in scenarios["xla"]["clusters"]
 
 
+def test_an_overlapping_launch_is_an_attribute_beside_clusters(scenarios):
+  assert "cluster 0 0 0 overlap 1 stream" in _launch(scenarios, "overlap")
+  assert "cluster 2 3 1 overlap 1 stream" in _launch(scenarios, "overlapping clusters")
+
+
 def test_a_cluster_of_more_than_eight_is_asked_for(scenarios):
   assert "attribute 14 = 1" in scenarios["xla"]["large cluster"]
 

@@ -106,7 +106,7 @@ def test_a_damaged_library_is_refused(unbuilt):
 def test_a_library_of_another_schema_is_refused(host_handler, unbuilt, monkeypatch):
   monkeypatch.setattr(library, "PATH", host_handler)
   monkeypatch.setattr(library, "SCHEMA", 7)
-  with pytest.raises(LaunchError, match="reads attributes of version 2, this tiletrace writes 7"):
+  with pytest.raises(LaunchError, match="reads attributes of version 3, this tiletrace writes 7"):
     library.load()
 
 

@@ -53,6 +53,8 @@ IMAGES = {
     "persistent, small": dataclasses.replace(PLAIN, grid=(50, 1, 1), persistent=True),
     "clusters": dataclasses.replace(PLAIN, grid=(4, 6, 1), cluster=(2, 3, 1)),
     "large cluster": dataclasses.replace(PLAIN, grid=(16, 1, 1), cluster=(16, 1, 1)),
+    "overlap": dataclasses.replace(PLAIN, overlap=True),
+    "overlapping clusters": dataclasses.replace(PLAIN, grid=(4, 6, 1), cluster=(2, 3, 1), overlap=True),
     "empty": dataclasses.replace(PLAIN, grid=(0, 1, 1)),
     "any size": ANY_SIZE,
 }

@@ -191,9 +191,10 @@ def test_parts_differ_by_one_block_and_are_all_blocks(seed, parts):
   assert (owners[used if total else 0:] == 9).all()
 
 
-@pytest.mark.parametrize(("batch", "programs", "parts"), [(1, 2, 66), (64, 2, 64), (128, 2, 64), (1, 200, 1)])
-def test_parts_fill_the_gpu_and_cut_equal_examples_evenly(batch, programs, parts):
-  assert choose_parts(batch, programs, slots=132) == parts
+@pytest.mark.parametrize(("batch", "programs", "blocks", "parts"), [
+    (1, 2, 1056, 66), (64, 2, 4096, 64), (128, 2, 4096, 64), (1, 200, 100, 1), (1, 8, 512, 16), (1, 8, 7, 7)])
+def test_parts_fill_the_gpu_and_cut_equal_examples_evenly(batch, programs, blocks, parts):
+  assert choose_parts(batch, programs, blocks, slots=132) == parts
 
 
 # --- how it assembles
@@ -217,11 +218,14 @@ def test_every_tiling_of_flash_decode_assembles_and_copies_by_tma(head_dim, page
   cache = jax.ShapeDtypeStruct((3, 4096, 2, head_dim) if page is None else (100, page, 2, head_dim), BF16)
   tiling = choose_decode_tiling(head_dim, page)
   kernel = functools.partial(flash_decode_kernel, tiling=tiling, scale=0.1, sight=Sight(2, 8))
-  for found in compiled("flash_decode", kernel, q, (cache, cache), i32((3,)), None if page is None else i32((3, 40)),
-                        width=head_dim, bm=tiling.bm, warpgroups=tiling.warpgroups):
+  table = None if page is None else i32((3, 40))
+  split, combine = compiled("flash_decode", kernel, q, (cache, cache), i32((3,)), table, width=head_dim, bm=tiling.bm,
+                            warpgroups=tiling.warpgroups)
+  for found in (split, combine):
     assert found.memory_analysis()["spill_stores"] == 0
-    assert {c.variant for c in found.lowered.choices if c.op == "copy"} == {"tma"}
-    assert "filled by TMA from the producer warpgroup" in str(found.report())
+  assert {c.variant for c in split.lowered.choices if c.op == "copy"} == {"tma"}
+  assert str(split.report()).count("filled by TMA from the producer warpgroup") == (2 if tiling.held else 3)
+  assert combine.memory_analysis()["smem_bytes"] == 0 and combine.memory_analysis()["registers"] <= 160
 
 
 @pytest.mark.parametrize("page", [None, 16, 32, 48, 64])

@@ -28,6 +28,7 @@ inline constexpr int kDeviceComputeCapabilityMinor = 76;
 inline constexpr int kFuncMaxDynamicSharedSizeBytes = 8;
 inline constexpr int kFuncNonPortableClusterSizeAllowed = 14;
 inline constexpr int kLaunchClusterDimension = 4;
+inline constexpr int kLaunchProgrammaticStreamSerialization = 6;
 
 struct CUlaunchAttribute {
   int id;
@@ -37,6 +38,7 @@ struct CUlaunchAttribute {
     struct {
       unsigned x, y, z;
     } cluster;
+    int programmatic_stream_serialization_allowed;
   } value;
 };
 static_assert(sizeof(CUlaunchAttribute) == 72);

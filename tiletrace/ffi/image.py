@@ -146,6 +146,8 @@ class KernelImage:
       later GPUs of the same major one. A program for sm_80 that is to run on an sm_90 is assembled for that, and this
       is "sm_90".
     sizes: of dynamic shapes, what each call decides. `at` gives the image of one call, without them.
+    overlap: CTAs may start before the kernel before it in the stream has ended (programmatic stream serialization); the
+      code waits for that itself.
 
   Example:
     >>> image = KernelImage("copy", b"cubin", (4, 1, 1), 128, None, 0, (("operand", 0), ("operand", 1)), (), False,
@@ -167,6 +169,7 @@ class KernelImage:
   fingerprint: str
   target: str = "sm_90a"
   sizes: tuple[SizeSource, ...] = ()
+  overlap: bool = False
 
   def __post_init__(self) -> None:
     where = f"{self.name} ({self.source})"
@@ -250,6 +253,7 @@ class KernelImage:
         "cluster": np.asarray(self.cluster or (0, 0, 0), np.int32),
         "smem_bytes": np.int32(self.smem_bytes),
         "persistent": self.persistent,
+        "overlap": self.overlap,
         "params": np.asarray([w for kind, v in self.params for w in (_PARAM_KINDS.index(kind), v)], np.int64),
         **self._numbers(),
     }

@@ -165,13 +165,16 @@ class Launcher:
     config = cuda.CUlaunchConfig()
     config.blockDimX, config.blockDimY, config.blockDimZ = self.image.block, 1, 1
     config.sharedMemBytes = self.image.smem_bytes
+    attributes, ids = [], cuda.CUlaunchAttributeID
     if self.image.cluster:
-      attribute = cuda.CUlaunchAttribute()
-      attribute.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
       value = cuda.CUlaunchAttributeValue()
       value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = self.image.cluster
-      attribute.value = value
-      config.attrs, config.numAttrs = [attribute], 1
+      attributes.append((ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value))
+    if self.image.overlap:
+      value = cuda.CUlaunchAttributeValue()
+      value.programmaticStreamSerializationAllowed = 1
+      attributes.append((ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, value))
+    config.attrs, config.numAttrs = [_attribute(*x) for x in attributes], len(attributes)
     return config
 
   def _values(self, image: KernelImage, operands: tuple[int, ...]) -> list[Any]:
@@ -199,6 +202,12 @@ class Launcher:
         cuda.CUtensorMapL2promotion(spec.l2_promotion_code),
         cuda.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE), f"tensor map {spec}")
     return (ctypes.c_char * 128).from_buffer_copy(ctypes.string_at(int(encoded.getPtr()), 128))
+
+
+def _attribute(id_: Any, value: Any) -> Any:
+  attribute = cuda.CUlaunchAttribute()
+  attribute.id, attribute.value = id_, value
+  return attribute
 
 
 class Buffer:

@@ -17,7 +17,7 @@ from tiletrace.core.errors import LaunchError
 # Exported programs call the target by name: a change of the attributes needs a new one, beside the old.
 TARGET = "tiletrace_launch_v1"
 TARGET_OF_ANY_SIZE = "tiletrace_launch_of_any_size_v1"
-SCHEMA = 2
+SCHEMA = 3
 
 PATH = pathlib.Path(__file__).with_name("libtiletrace_ffi.so")
 BUILD_COMMAND = "cmake -S . -B build && cmake --build build"

@@ -25,7 +25,7 @@ namespace tiletrace {
 namespace ffi = ::xla::ffi;
 using ffi::ErrorCode;
 
-constexpr int kSchemaVersion = 2;  // of the attributes; library.py checks it
+constexpr int kSchemaVersion = 3;  // of the attributes; library.py checks it
 constexpr int kMaxRank = 5;
 constexpr int kPortableClusterSize = 8;
 constexpr uintptr_t kOperandAlignment = 16;  // TMA's base addresses, and the widest vector access
@@ -205,7 +205,7 @@ struct Kernel {
   std::string where;  // "tiletrace kernel 'matmul' (file.py:12)"
   std::string target;
   int32_t grid[3], block, cluster[3], smem_bytes;
-  bool persistent;
+  bool persistent, overlap;
   std::vector<Param> params;
   std::vector<TensorMapSpec> tensor_maps;
   std::vector<SizeSource> sizes;
@@ -243,10 +243,19 @@ struct Kernel {
       }
     }
 
-    CUlaunchAttribute attribute{};
-    attribute.id = kLaunchClusterDimension;
-    attribute.value.cluster = {unsigned(cluster[0]), unsigned(cluster[1]), unsigned(cluster[2])};
+    CUlaunchAttribute attributes[2]{};
     CUlaunchConfig config{};
+    config.attributes = attributes;
+    if (cluster[0] > 0) {
+      CUlaunchAttribute& attribute = attributes[config.num_attributes++];
+      attribute.id = kLaunchClusterDimension;
+      attribute.value.cluster = {unsigned(cluster[0]), unsigned(cluster[1]), unsigned(cluster[2])};
+    }
+    if (overlap) {
+      CUlaunchAttribute& attribute = attributes[config.num_attributes++];
+      attribute.id = kLaunchProgrammaticStreamSerialization;
+      attribute.value.programmatic_stream_serialization_allowed = 1;
+    }
     for (int i = 0; i < 3; ++i) config.grid[i] = unsigned(number(grid[i]));
     if (persistent) {  // one CTA an SM, in whole clusters
       int step = std::max(cluster[0], 1);
@@ -256,8 +265,6 @@ struct Kernel {
     config.block[1] = config.block[2] = 1;
     config.shared_bytes = unsigned(smem_bytes);
     config.stream = stream;
-    config.attributes = &attribute;
-    config.num_attributes = cluster[0] > 0 ? 1 : 0;
     const Driver& driver = Driver::Get();
     if (CUresult r = driver.LaunchKernelEx(&config, loaded.function, arguments.data(), nullptr)) {
       char shape[160];
@@ -475,6 +482,7 @@ ffi::ErrorOr<std::unique_ptr<Kernel>> Instantiate(ffi::Dictionary attributes) {
   kernel->block = reader.Get<int32_t>("block");
   kernel->smem_bytes = reader.Get<int32_t>("smem_bytes");
   kernel->persistent = reader.Get<bool>("persistent");
+  kernel->overlap = reader.Has("overlap") && reader.Get<bool>("overlap");
   ReadTensorMaps(reader, kernel.get());
   ReadParams(reader, kernel.get());
   auto cubin = reader.Get<std::string_view>("cubin");

@@ -22,15 +22,18 @@ from tiletrace.kernels.kv_cache import Keys, Sight, block_of, check_cache, check
 from tiletrace.kernels.online_softmax import LOG2E, OnlineSoftmax, softmax_where, zero_past
 from tiletrace.kernels.split_kv import each_piece, split_attention, store_piece
 
+STREAMED = tt.CompileOptions(l2_promotion=128, overlap_launch=True)          # one program reads a key, once
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DecodeTiling:
   """bm rows of queries, divided among the warpgroups, and bn keys at a time; `num_stages` ring slots of keys and
-  values."""
+  values. Queries in registers, where there is room: a slot of theirs would empty the ring between pieces."""
   bm: int
   bn: int
   warpgroups: int
   num_stages: int
+  held: bool = True
 
 
 def choose_decode_tiling(head_dim: int, page_size: int | None = None) -> DecodeTiling:
@@ -40,7 +43,7 @@ def choose_decode_tiling(head_dim: int, page_size: int | None = None) -> DecodeT
     page_size: of caches in pages.
   """
   bn = block_of(128 if head_dim <= 128 else 64 if head_dim <= 192 else 32, page_size)    # what registers leave
-  return DecodeTiling(64, bn, 1, min(16, (200 << 10) // (4 * bn * head_dim)))
+  return DecodeTiling(64, bn, 1, min(16, (200 << 10) // (4 * bn * head_dim)), head_dim <= 128)
 
 
 def flash_decode_kernel(starts, owners, q, k, v, lengths, table, out, residual, partial, partial_lse, *, tiling, scale,
@@ -49,7 +52,7 @@ def flash_decode_kernel(starts, owners, q, k, v, lengths, table, out, residual, 
   i, head = tt.program_id(1), tt.program_id(2)
   bm, bn, d = tiling.bm, tiling.bn, q.shape[3]
   rows, keys = tt.block(i, bm), Keys(k, table, bn, sight)
-  q_s = tt.alloc_shared((bm, d), q.dtype)
+  q_s = None if tiling.held else tt.alloc_shared((bm, d), q.dtype)
   k_s = tt.alloc_shared((bn, d), q.dtype)
   v_s = tt.alloc_shared((bn, d), q.dtype)
   logits = tt.alloc_fragment((bm, bn), jnp.float32)
@@ -60,14 +63,16 @@ def flash_decode_kernel(starts, owners, q, k, v, lengths, table, out, residual, 
     stop = tt.clip(lengths[e], 0, keys.capacity)
     acc[...] = 0
     softmax.start()
-    tt.copy(q.at[e, head, rows, :], q_s)
+    queries = q[e, head, rows, :] if q_s is None else q_s
+    if q_s is not None:
+      tt.copy(q.at[e, head, rows, :], q_s)
     for j in tt.pipelined(first, last, num_stages=tiling.num_stages):
       parts = keys.find(e, j)
       edge = keys.is_edge(j, stop, parts)
       for cache, s in ((k, k_s), (v, v_s)):
         for page, place, part in parts:
           tt.copy(cache.at[page, place, head, :], s.at[part])
-      tt.gemm(q_s, k_s.T, logits, accumulate=False)
+      tt.gemm(queries, k_s.T, logits, accumulate=False)
       with tt.when(edge):
         logits[...] = tt.where(keys.seen(j, stop, keys.find(e, j), i * bm, bm), logits[...], -jnp.inf)
       p, alpha = softmax.weights(logits[...])
@@ -127,7 +132,8 @@ def flash_decode(query: jax.Array, key: jax.Array, value: jax.Array, lengths: ja
   kernel = functools.partial(flash_decode_kernel, tiling=tiling, sight=Sight(t if is_causal else 1, n // heads),
                              scale=float(scale))
   return split_attention("flash_decode", kernel, query, (key, value), lengths, block_table, heads=heads, width=h,
-                         bm=tiling.bm, block=tiling.bn, warpgroups=tiling.warpgroups, residual=return_residual)
+                         bm=tiling.bm, block=tiling.bn, warpgroups=tiling.warpgroups, residual=return_residual,
+                         options=STREAMED)
 
 
 def flash_decode_reference(query: jax.Array, key: jax.Array, value: jax.Array, lengths: jax.Array, *,

@@ -19,20 +19,28 @@ import tiletrace as tt
 from tiletrace.lowering.target import SM_90A
 
 _TOLERATED = 1.1         # times the least time, where examples of equal length then need no cut
-_COMBINED_ROWS = 8       # a program of `combine`
+_START = 6               # what the start and the end of a program take, in blocks of keys
+_COMBINED = 8192         # elements of pieces that a program of `combine` loads at a time: 64 registers of a thread
+_COMBINED_ROWS = 4
+_COMBINING = 4           # programs of `combine` for each SM
+OVERLAP = tt.CompileOptions(overlap_launch=True)
 
 
-def choose_parts(batch: int, programs: int, *, slots: int = SM_90A.sm_count) -> int:
+def choose_parts(batch: int, programs: int, blocks: int, *, slots: int = SM_90A.sm_count) -> int:
   """How many parts the keys are cut into, where each part takes `programs` programs and `slots` run at once.
 
-  Fewest waves for each part; of those that are nearly as good, one that cuts examples of equal length evenly or not.
+  What takes the fewest blocks one after another; of those that are nearly as good, one that cuts examples of equal
+  length evenly or not.
+
+  Args:
+    blocks: of keys, of all examples.
 
   Example:
-    >>> choose_parts(1, 2), choose_parts(128, 2), choose_parts(6, 8)
-    (66, 64, 12)
+    >>> choose_parts(1, 2, 512), choose_parts(128, 2, 4096), choose_parts(6, 8, 384), choose_parts(1, 8, 512)
+    (64, 64, 16, 16)
   """
-  counts = range(1, max(2 * slots // programs, batch, 1) + 1)
-  time = {p: tt.cdiv(p * programs, slots) / p for p in counts}
+  counts = range(1, min(max(2 * slots // programs, batch, 1), max(blocks, 1)) + 1)
+  time = {p: tt.cdiv(p * programs, slots) * (tt.cdiv(blocks, p) + _START) for p in counts}
   least = min(time.values())
   even = [p for p in counts if (p % batch == 0 or batch % p == 0) and time[p] <= _TOLERATED * least]
   return min(even or counts, key=lambda p: (time[p], p))
@@ -100,44 +108,61 @@ def store_piece(o: Sequence[tuple[slice, Any]], lse: Any, where: tuple, piece: A
     partial_lse[piece, *where[1:]] = lse
 
 
-def combine_kernel(starts, partial, partial_lse, out, residual, new_out, new_residual, *, parts, rows):
-  """out[b, heads, rows, d] and residual[b, heads, rows] of the examples that are not one piece."""
-  e, head, i = tt.program_id(0), tt.program_id(1), tt.program_id(2)
+def combine_kernel(starts, partial, partial_lse, out, residual, new_out, new_residual, *, parts, rows, chunk):
+  """out[b, heads, rows, d] and residual[b, heads, rows] of the examples that are not one piece.
+
+  A program has every n-th tile of `rows` rows of an example, so that few programs find that there is nothing to do. It
+  loads `chunk` pieces at once.
+  """
+  e, heads, tiles = tt.program_id(0), out.shape[1], tt.cdiv(out.shape[2], rows)
   start, stop, total = starts[e], starts[e + 1], tt.maximum(starts[starts.shape[0] - 1], 1)
   used = _used(parts, total)
   first, last = ((start + 1) * used - 1) // total, (stop * used - 1) // total    # the parts that have its ends
   pieces = tt.where(start == stop, 0, last - first + 1)
+  acc = tt.alloc_fragment((rows, out.shape[3]), jnp.float32)
+  top = tt.alloc_fragment((rows,), jnp.float32)
+  sum_ = tt.alloc_fragment((rows,), jnp.float32)
   with tt.when(pieces != 1):
-    at = tt.block(i, rows)
-    o_s = tt.alloc_shared((rows, partial.shape[3]), jnp.float32)
-    acc = tt.alloc_fragment((rows, partial.shape[3]), jnp.float32)
-    top = tt.alloc_fragment((rows,), jnp.float32)
-    sum_ = tt.alloc_fragment((rows,), jnp.float32)
-    acc[...], top[...], sum_[...] = 0, -jnp.inf, 0
-    for p in tt.pipelined(pieces, num_stages=4):
-      piece = first + e + p
-      tt.copy(partial.at[piece, head, at, :], o_s)
-      lse = partial_lse[piece, head, at]
-      new = tt.maximum(top[...], lse)
-      base = tt.where(new == -jnp.inf, 0, new)             # no key is seen
-      alpha, weight = tt.exp2(top[...] - base), tt.exp2(lse - base)
-      acc[...] = acc[...] * alpha[:, None] + o_s[...] * weight[:, None]
-      sum_[...] = sum_[...] * alpha + weight
-      top[...] = new
-    share = 1 / tt.where(sum_[...] == 0, 1, sum_[...])
-    new_out[e, head, at, :] = (acc[...] * share[:, None]).astype(out.dtype)
-    if residual is not None:
-      new_residual[e, head, at] = (top[...] + tt.log2(sum_[...])) * math.log(2)
+    for i in tt.range(tt.program_id(1), heads * tiles, tt.num_programs(1)):
+      head, at = i // tiles, tt.block(i % tiles, rows)
+      acc[...], top[...], sum_[...] = 0, -jnp.inf, 0
+      for c in tt.range(0, pieces, chunk):
+        places = [tt.minimum(c + p, pieces - 1) + first + e for p in range(chunk)]
+        o = [partial[place, head, at, :] for place in places]
+        lse = [tt.where(c + p < pieces, partial_lse[place, head, at], -jnp.inf) for p, place in enumerate(places)]
+        new = functools.reduce(tt.maximum, lse, top[...])
+        base = tt.where(new == -jnp.inf, 0, new)           # no key is seen
+        alpha, weights = tt.exp2(top[...] - base), [tt.exp2(x - base) for x in lse]
+        acc[...] = sum((x * w[:, None] for x, w in zip(o, weights, strict=True)), acc[...] * alpha[:, None])
+        sum_[...] = sum(weights, sum_[...] * alpha)
+        top[...] = new
+      share = 1 / tt.where(sum_[...] == 0, 1, sum_[...])
+      new_out[e, head, at, :] = (acc[...] * share[:, None]).astype(out.dtype)
+      if residual is not None:
+        new_residual[e, head, at] = (top[...] + tt.log2(sum_[...])) * math.log(2)
+
+
+def combine_call(name: str, shape: tuple[int, int, int, int], final: tuple, *, parts: int) -> tt.TileCall:
+  """What joins the pieces of `split_calls`."""
+  b, heads, rows, width = shape
+  few = min(_COMBINED_ROWS, rows)
+  chunk = max(1, min(16, parts, _COMBINED // (few * width)))
+  programs = max(1, min(_COMBINING * SM_90A.sm_count // b, heads * tt.cdiv(rows, few)))
+  return tt.tile_call(functools.partial(combine_kernel, parts=parts, rows=few, chunk=chunk), final, grid=(b, programs),
+                      name=f"{name}_combine", options=OVERLAP,
+                      input_output_aliases={3: 0} | ({4: 1} if final[1] is not None else {}))
 
 
 def split_calls(name: str, kernel: Callable, shape: tuple[int, int, int, int], dtype: Any, *, parts: int, bm: int,
-                warpgroups: int, residual: bool) -> tuple[tt.TileCall, tt.TileCall]:
+                warpgroups: int, residual: bool, options: tt.CompileOptions = OVERLAP
+                ) -> tuple[tt.TileCall, tt.TileCall]:
   """The calls that give out[b, heads, rows, d] and residual[b, heads, rows] or None.
 
   Args:
     kernel: of (starts, owners, *operands, out, residual, partial, partial_lse), on the grid (parts, tiles, heads).
     shape: of the result.
     bm: rows of a tile.
+    options: of the split.
 
   Returns:
     the split, of (starts, owners, *operands), and the combination, of (starts, partial, partial_lse, out, residual).
@@ -147,32 +172,29 @@ def split_calls(name: str, kernel: Callable, shape: tuple[int, int, int, int], d
   final = (jax.ShapeDtypeStruct(shape, dtype), f32(shape[:3]) if residual else None)
   partial = (parts + b - 1, *shape[1:])
   split = tt.tile_call(kernel, (*final, f32(partial), f32(partial[:3])), grid=(parts, tt.cdiv(rows, bm), heads),
-                       warpgroups=warpgroups, name=name)
-  few = min(_COMBINED_ROWS, rows)
-  combine = tt.tile_call(
-      functools.partial(combine_kernel, parts=parts, rows=few), final, grid=(b, heads, tt.cdiv(rows, few)),
-      name=f"{name}_combine", input_output_aliases={3: 0, 4: 1} if residual else {3: 0})
-  return split, combine
+                       warpgroups=warpgroups, name=name, options=options)
+  return split, combine_call(name, shape, final, parts=parts)
 
 
 def split_attention(name: str, kernel: Callable, query: jax.Array, caches: tuple[jax.Array, ...], lengths: jax.Array,
                     table: jax.Array | None, *, heads: int, width: int, bm: int, block: int, warpgroups: int,
-                    residual: bool) -> Any:
+                    residual: bool, options: tt.CompileOptions = OVERLAP) -> Any:
   """query[b, s_q, n, h] as rows of `heads` groups, through the two calls; [b, s_q, n, width], and [b, s_q, n].
 
   Args:
     caches: [b, s, ...] each, or pages [pages, page_size, ...] by table[b, max_pages].
     block: keys at a time.
+    options: of the kernel.
   """
   b, t, n, h = query.shape
   group = n // heads
   rows = t * group
   q = query.reshape(b, t, heads, group, h).swapaxes(1, 2).reshape(b, heads, rows, h)
   capacity = caches[0].shape[1] * (1 if table is None else table.shape[1])
-  parts = min(choose_parts(b, tt.cdiv(rows, bm) * heads), b * tt.cdiv(capacity, block))
+  parts = choose_parts(b, tt.cdiv(rows, bm) * heads, b * tt.cdiv(capacity, block))
   starts, owners = plan(lengths, capacity, block, parts)
   split, combine = split_calls(name, kernel, (b, heads, rows, width), query.dtype, parts=parts, bm=bm,
-                               warpgroups=warpgroups, residual=residual)
+                               warpgroups=warpgroups, residual=residual, options=options)
   out, lse, partial, partial_lse = split(starts, owners, q, *caches, lengths, table)
   out, lse = combine(starts, partial, partial_lse, out, lse)
   out = out.reshape(b, heads, t, group, width).swapaxes(1, 2).reshape(b, t, n, width)

@@ -41,10 +41,11 @@ from tiletrace.lowering.target import Target
 @dataclasses.dataclass(frozen=True, slots=True)
 class Emitted:
   """A module and what its launch needs: one pointer for each distinct reference, one i32 for each of the graph's
-  size_names, then the tensor maps."""
+  size_names, then the tensor maps; `overlap`: it may start before the kernel before it has ended."""
   module: Module
   num_pointers: int
   tensor_maps: tuple[TensorMap, ...]
+  overlap: bool
 
 
 def emit(program: Program, options: CompileOptions) -> Emitted:
@@ -79,13 +80,19 @@ def emit(program: Program, options: CompileOptions) -> Emitted:
     ctx.smem_base()
   begin_profile(ctx)
   head = len(entry.body)
+  overlap = options.overlap_launch and program.target.lacks(isa.GRIDDEPCONTROL.arch) is None
+  if overlap:                        # the next kernel may come: it waits for all of this one
+    ctx.cache_hints.clear()          # what the kernel before this one still writes is not read-only
+    ctx.b(isa.GRIDDEPCONTROL, op="launch_dependents")
   init_barriers(ctx)
+  if overlap:                        # all threads: who waits for this kernel has then waited for those before it, too
+    ctx.b(isa.GRIDDEPCONTROL, op="wait")
   ctx.block(graph.body)
   leave_cluster(ctx)
   ctx.b(isa.RET)
   _take_map_addresses(ctx, entry, head)
   _check_instructions(entry, program.target)
-  return Emitted(module, len(roots), tuple(ctx.maps.maps))
+  return Emitted(module, len(roots), tuple(ctx.maps.maps), overlap)
 
 
 def _check_instructions(entry: Entry, target: Target) -> None:
