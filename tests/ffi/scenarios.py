@@ -139,6 +139,7 @@ class Scenarios:
     result["exported"] = self.exported()
     result["shifted"] = self.shifted()
     result["shared module"] = self.shared_module()
+    result["again"] = {layout: self.again(layout) for layout in ("", "another layout of maps")}
     result["metadata"] = self.handler.tt_execute_metadata()
     return result
 
@@ -197,6 +198,18 @@ class Scenarios:
     self.handler.tt_shift(ctypes.c_int64(0))
     out["direct"] = self.error(launch.Launcher(PLAIN), 512, 1032)
     return out
+
+  def again(self, layout: str) -> str:
+    """The second call of an executable, with other arrays."""
+    call = jax.ffi.ffi_call("host_launch", jax.ShapeDtypeStruct((4, 8), jnp.float32))
+    f = jax.jit(lambda x: call(x, **MAPPED.attributes()))
+    self.reset(MAPPED, failing=layout)
+    first = f(self.x).block_until_ready()
+    self.reset(MAPPED, failing=layout)
+    y = self.x + 1
+    second = f(y).block_until_ready()
+    assert first.unsafe_buffer_pointer() != second.unsafe_buffer_pointer()
+    return self.log((y.unsafe_buffer_pointer(), second.unsafe_buffer_pointer()))
 
   def shared_module(self) -> str:
     """Two executables with one cubin between them, then neither."""

@@ -2,15 +2,18 @@
 //
 // Instantiate parses the attributes once for each call site of an executable. Prepare loads the module into the current
 // CUDA context: XLA puts a rendezvous of the local devices after it, so that no load waits for a kernel that waits for
-// this device. Execute encodes the tensor maps for the addresses of this call and launches. It allocates nothing on the
-// device and never synchronises, so XLA may capture it into a command buffer (CUDA graph).
+// this device. Execute makes the tensor maps for the addresses of this call and launches. It allocates nothing on the
+// device and never synchronises, so XLA may capture it into a command buffer (CUDA graph). What is alike in each call is
+// done at the first: small kernels are bound by what a launch costs on the host.
 //
 // Every failure is an ffi::Error that names the kernel and its Python line.
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -61,6 +64,12 @@ struct Operands {
   std::vector<void*> addresses;
   std::vector<ffi::Span<const int64_t>> shapes;
   size_t num_inputs;
+
+  void Clear(size_t inputs) {
+    addresses.clear();
+    shapes.clear();
+    num_inputs = inputs;
+  }
 
   void Add(ffi::AnyBuffer buffer, int64_t shift = 0) {
     addresses.push_back(static_cast<char*>(buffer.untyped_data()) + shift);
@@ -127,8 +136,9 @@ class Module {
     }
   }
 
-  // Loads into the current context unless that was done. One executable runs on several devices at once.
-  ffi::Error Load(const std::string& where, std::string_view target, Loaded* out) {
+  // Loads into the current context unless that was done. One executable runs on several devices at once. What `out`
+  // is set to lives as long as the module.
+  ffi::Error Load(const std::string& where, std::string_view target, const Loaded** out) {
     const Driver& driver = Driver::Get();
     if (!driver.error.empty()) {
       return ffi::Error(ErrorCode::kFailedPrecondition, where + ": " + driver.error);
@@ -139,12 +149,13 @@ class Module {
     };
     CUcontext context = nullptr;
     if (CUresult r = driver.CtxGetCurrent(&context)) return fail(r, "cuCtxGetCurrent");
+    *out = latest_.load(std::memory_order_acquire);
+    if (*out != nullptr && (*out)->context == context) return ffi::Error::Success();
     std::lock_guard<std::mutex> lock(mutex_);
     for (const Loaded& l : loaded_) {
-      if (l.context == context) {
-        *out = l;
-        return ffi::Error::Success();
-      }
+      if (l.context != context) continue;
+      latest_.store(*out = &l, std::memory_order_release);
+      return ffi::Error::Success();
     }
     Loaded l{context, nullptr, nullptr, 0};
     if (ffi::Error e = CheckDevice(where, target, &l.num_sms); e.failure()) return e;
@@ -164,7 +175,7 @@ class Module {
       return fail(r, what);
     }
     loaded_.push_back(l);
-    *out = l;
+    latest_.store(*out = &loaded_.back(), std::memory_order_release);
     return ffi::Error::Success();
   }
 
@@ -195,10 +206,11 @@ class Module {
   const int smem_bytes_;
   const bool large_cluster_;
   std::mutex mutex_;
-  std::vector<Loaded> loaded_;
+  std::list<Loaded> loaded_;  // only ever grows
+  std::atomic<const Loaded*> latest_{nullptr};
 };
 
-// The state of one call site. Immutable after Instantiate, so that devices may share it.
+// The state of one call site. Immutable after its first launch, so that devices may share it.
 struct Kernel {
   static ffi::TypeId id;
 
@@ -214,25 +226,27 @@ struct Kernel {
 
   ffi::Error Fail(ErrorCode code, const std::string& what) const { return ffi::Error(code, where + ": " + what); }
 
-  ffi::Error Load(Module::Loaded* out) const { return module->Load(where, target, out); }
+  ffi::Error Load(const Module::Loaded** out) const { return module->Load(where, target, out); }
 
   ffi::Error Launch(CUstream stream, Operands& operands) const {
-    Numbers number;
+    static thread_local Numbers number;      // vectors that keep their memory from call to call
+    static thread_local std::vector<CUtensorMap> maps;
+    static thread_local std::vector<void*> arguments;
     if (ffi::Error e = Count(operands, &number); e.failure()) return e;
     const int64_t ctas = number(grid[0]);
     if (ctas == 0 || grid[1] == 0 || grid[2] == 0) return ffi::Error::Success();  // CUDA refuses an empty grid
     if (ctas > INT32_MAX) {
       return Fail(ErrorCode::kInvalidArgument, "a grid of " + std::to_string(ctas) + " programs, more than 2**31 - 1");
     }
-    Module::Loaded loaded;
+    const Module::Loaded* loaded = nullptr;
     if (ffi::Error e = Load(&loaded); e.failure()) return e;
     if (ffi::Error e = CheckOperands(operands); e.failure()) return e;
-
-    std::vector<CUtensorMap> maps(tensor_maps.size());
+    std::call_once(templates_made, [&] { MakeTemplates(operands, number); });
+    maps.resize(tensor_maps.size());
     for (size_t i = 0; i < maps.size(); ++i) {
-      if (ffi::Error e = Encode(tensor_maps[i], operands, number, &maps[i]); e.failure()) return e;
+      if (ffi::Error e = Encode(i, operands, number, &maps[i]); e.failure()) return e;
     }
-    std::vector<void*> arguments(params.size());
+    arguments.resize(params.size());
     for (size_t i = 0; i < params.size(); ++i) {
       const Param& p = params[i];
       switch (p.kind) {
@@ -250,7 +264,7 @@ struct Kernel {
     for (int i = 0; i < 3; ++i) config.grid[i] = unsigned(number(grid[i]));
     if (persistent) {  // one CTA an SM, in whole clusters
       int step = std::max(cluster[0], 1);
-      config.grid[0] = unsigned(std::min(int(ctas), std::max(step, loaded.num_sms / step * step)));
+      config.grid[0] = unsigned(std::min(int(ctas), std::max(step, loaded->num_sms / step * step)));
     }
     config.block[0] = unsigned(block);
     config.block[1] = config.block[2] = 1;
@@ -258,13 +272,12 @@ struct Kernel {
     config.stream = stream;
     config.attributes = &attribute;
     config.num_attributes = cluster[0] > 0 ? 1 : 0;
-    const Driver& driver = Driver::Get();
-    if (CUresult r = driver.LaunchKernelEx(&config, loaded.function, arguments.data(), nullptr)) {
+    if (CUresult r = Driver::Get().LaunchKernelEx(&config, loaded->function, arguments.data(), nullptr)) {
       char shape[160];
       std::snprintf(shape, sizeof shape, "launch of grid (%u, %u, %u) by %u threads, cluster (%d, %d, %d), %u bytes",
                     config.grid[0], config.grid[1], config.grid[2], config.block[0], cluster[0], cluster[1],
                     cluster[2], config.shared_bytes);
-      return Fail(ErrorCode::kInternal, std::string(shape) + ": " + driver.Describe(r));
+      return Fail(ErrorCode::kInternal, std::string(shape) + ": " + Driver::Get().Describe(r));
     }
     return ffi::Error::Success();
   }
@@ -272,6 +285,8 @@ struct Kernel {
  private:
   // The sizes of this call, in the operands' shapes.
   ffi::Error Count(const Operands& operands, Numbers* out) const {
+    out->sizes.clear();
+    out->products.clear();
     for (const SizeSource& s : sizes) {
       if (s.operand < 0 || s.operand >= int64_t(operands.shapes.size()) || s.dim < 0 ||
           s.dim >= int64_t(operands.shapes[s.operand].size())) {
@@ -314,30 +329,72 @@ struct Kernel {
                 "the image refers to more operands than the " + std::to_string(addresses.size()) + " of the call");
   }
 
-  ffi::Error Encode(const TensorMapSpec& spec, const Operands& operands, const Numbers& number,
-                    CUtensorMap* out) const {
+  // A map in which each call adds the address of its operand to the first word, if `found`.
+  struct Template {
+    bool found;
+    CUtensorMap map;
+  };
+
+  // A map's words are NVIDIA's: that only the first depends on the address, which is added to it, is what two maps of
+  // different addresses must show. Maps with sizes that each call decides have no template.
+  void MakeTemplates(const Operands& operands, const Numbers& number) const {
+    templates.resize(tensor_maps.size());
+    for (size_t i = 0; i < templates.size(); ++i) {
+      const TensorMapSpec& spec = tensor_maps[i];
+      bool fixed = true;
+      for (int d = 0; d < spec.rank; ++d) fixed &= spec.dims[d] > 0 && spec.strides[d] >= 0;
+      if (!fixed) continue;
+      const uint64_t address = Address(spec, operands), step = uint64_t{0x123456} << 12;
+      CUtensorMap& map = templates[i].map;
+      CUtensorMap other;
+      if (EncodeAt(spec, address, number, &map) != 0 || EncodeAt(spec, address + step, number, &other) != 0) continue;
+      other.opaque[0] -= step;
+      templates[i].found = std::memcmp(&map, &other, sizeof map) == 0;
+      map.opaque[0] -= address;
+    }
+  }
+
+  static uint64_t Address(const TensorMapSpec& spec, const Operands& operands) {
+    return reinterpret_cast<uint64_t>(operands.addresses[spec.operand]) + uint64_t(spec.offset_bytes);
+  }
+
+  static CUresult EncodeAt(const TensorMapSpec& spec, uint64_t address, const Numbers& number, CUtensorMap* out) {
     *out = CUtensorMap{};
     uint64_t dims[kMaxRank], strides[kMaxRank];
     for (int i = 0; i < spec.rank; ++i) {
       dims[i] = uint64_t(number(spec.dims[i]));
       strides[i] = uint64_t(number(spec.strides[i]));
-      if (dims[i] == 0) return ffi::Error::Success();  // nothing is there to copy, and CUDA refuses such a map
     }
-    const uint32_t ones[kMaxRank] = {1, 1, 1, 1, 1};
-    const Driver& driver = Driver::Get();
-    CUresult r = driver.TensorMapEncodeTiled(
-        out, spec.dtype, uint32_t(spec.rank), static_cast<char*>(operands.addresses[spec.operand]) + spec.offset_bytes,
-        dims, strides, spec.box, ones, /*interleave=*/0, spec.swizzle, spec.l2_promotion,
-        /*oob_fill=zero*/ 0);
+    constexpr uint32_t ones[kMaxRank] = {1, 1, 1, 1, 1};
+    return Driver::Get().TensorMapEncodeTiled(out, spec.dtype, uint32_t(spec.rank), reinterpret_cast<void*>(address),
+                                              dims, strides, spec.box, ones, /*interleave=*/0, spec.swizzle,
+                                              spec.l2_promotion, /*oob_fill=zero*/ 0);
+  }
+
+  ffi::Error Encode(size_t which, const Operands& operands, const Numbers& number, CUtensorMap* out) const {
+    const TensorMapSpec& spec = tensor_maps[which];
+    if (templates[which].found) {
+      *out = templates[which].map;
+      out->opaque[0] += Address(spec, operands);
+      return ffi::Error::Success();
+    }
+    *out = CUtensorMap{};
+    for (int i = 0; i < spec.rank; ++i) {
+      if (number(spec.dims[i]) == 0) return ffi::Error::Success();  // nothing to copy, and CUDA refuses such a map
+    }
+    CUresult r = EncodeAt(spec, Address(spec, operands), number, out);
     if (r == 0) return ffi::Error::Success();
     std::string text = "tensor map of operand " + std::to_string(spec.operand) + ", dims";
-    for (int i = 0; i < spec.rank; ++i) text += " " + std::to_string(dims[i]);
+    for (int i = 0; i < spec.rank; ++i) text += " " + std::to_string(number(spec.dims[i]));
     text += ", strides";
-    for (int i = 0; i + 1 < spec.rank; ++i) text += " " + std::to_string(strides[i]);
+    for (int i = 0; i + 1 < spec.rank; ++i) text += " " + std::to_string(number(spec.strides[i]));
     text += ", box";
     for (int i = 0; i < spec.rank; ++i) text += " " + std::to_string(spec.box[i]);
-    return Fail(ErrorCode::kInternal, text + ": " + driver.Describe(r));
+    return Fail(ErrorCode::kInternal, text + ": " + Driver::Get().Describe(r));
   }
+
+  mutable std::once_flag templates_made;
+  mutable std::vector<Template> templates;
 };
 
 ffi::TypeId Kernel::id = {};
@@ -487,12 +544,13 @@ ffi::ErrorOr<std::unique_ptr<Kernel>> Instantiate(ffi::Dictionary attributes) {
 }
 
 ffi::Error Prepare(Kernel* kernel) {
-  Module::Loaded loaded;
+  const Module::Loaded* loaded = nullptr;
   return kernel->Load(&loaded);
 }
 
 ffi::Error Execute(CUstream stream, Kernel* kernel, ffi::RemainingArgs inputs, ffi::RemainingRets outputs) {
-  Operands operands{{}, {}, inputs.size()};
+  static thread_local Operands operands;
+  operands.Clear(inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) {
     auto buffer = inputs.get<ffi::AnyBuffer>(i);
     if (buffer.has_error()) return kernel->Fail(ErrorCode::kInvalidArgument, buffer.error().message());
