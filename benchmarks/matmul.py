@@ -21,8 +21,8 @@ SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 8192, 4096), (2048, 204
 TAILS = ((1000, 776, 336), (13, 8, 24))
 DTYPES = {"bf16": jnp.bfloat16, "f16": jnp.float16}
 TOLERANCE = 1e-2
-COLUMNS = ("shape", "dtype", "form", "relu", "tiletrace TFLOP/s", "jnp TFLOP/s", "speedup", "dynamic", "spread", "error",
-           "status")
+COLUMNS = ("shape", "dtype", "form", "relu", "tiletrace TFLOP/s", "jnp TFLOP/s", "speedup", "dynamic", "spread",
+           "error", "status")
 
 
 def matmul_kernel(a, b, c, *, form, relu, bm, bn, bk, num_stages):
@@ -123,7 +123,7 @@ def arguments() -> argparse.Namespace:
   parser.add_argument("--relu", choices=["no", "yes", "both"], default="no")
   parser.add_argument("--tails", action="store_true", help="check shapes with tails too (they are not timed)")
   parser.add_argument("--dynamic", action="store_true",
-                      help="another peer: the same kernel, compiled once for all M; how much faster is the one for this M?")
+                      help="another peer: the same kernel, compiled once for all M; how much faster is that for this M?")
   harness.add_measuring(parser, graphs=True)
   add_tiling(parser)
   return parser.parse_args()
