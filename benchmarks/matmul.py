@@ -123,7 +123,7 @@ def arguments() -> argparse.Namespace:
   parser.add_argument("--relu", choices=["no", "yes", "both"], default="no")
   parser.add_argument("--tails", action="store_true", help="check shapes with tails too (they are not timed)")
   parser.add_argument("--dynamic", action="store_true",
-                      help="another peer: the same kernel, compiled once for all M; how much faster is that for this M?")
+                      help="another peer: the kernel that is compiled once for all M; how much faster is this M's?")
   harness.add_measuring(parser, graphs=True)
   add_tiling(parser)
   return parser.parse_args()

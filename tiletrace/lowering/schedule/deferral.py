@@ -35,9 +35,11 @@ class Deferred:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class _Parts:
-  """One tile's program: before the gemm loop, the loop, from the loop to the value that is stored, the stores."""
+  """One tile's program: before the gemm loop, the loop and its trips, from there to the value that is stored, the
+  stores."""
   before: tuple[Eqn, ...]
   loop: Eqn
+  trips: int
   value: tuple[Eqn, ...]
   epilogue: tuple[Eqn, ...]
 
@@ -86,7 +88,7 @@ def _split(work: Block, facts: Facts) -> _Parts | str:
     return "something besides the staged store follows the gemm loop"
   if any(e.primitive is memory.store_p and e.refs[0].type.space is Space.GLOBAL for e in work.eqns):
     return "the tile also stores directly"
-  return _Parts(work.eqns[:at], loop, work.eqns[at + 1:start], epilogue)
+  return _Parts(work.eqns[:at], loop, hi.lo - lo.lo, work.eqns[at + 1:start], epilogue)
 
 
 def _free_variables(eqns: tuple[Eqn, ...]) -> list[Var]:
@@ -125,11 +127,12 @@ class _Deferral:
     self.setup.store(whole(self.pending), 0)
 
   def build(self) -> Deferred:
-    loop, body = self.parts.loop, self.parts.loop.blocks[0]
-    lo, hi = loop.values[:2]
-    assert isinstance(lo, Literal) and isinstance(hi, Literal)
-    start, trips = int(lo.value), int(hi.value) - int(lo.value)
-    leaving = _in_parts(self.parts.epilogue)
+    loop, body, trips = self.parts.loop, self.parts.loop.blocks[0], self.parts.trips
+    lo = loop.values[0]
+    assert isinstance(lo, Literal)
+    start, leaving = int(lo.value), _in_parts(self.parts.epilogue)
+    given = set(_free_variables(self.parts.epilogue))
+    assert all(given.issuperset(_free_variables(part)) for part in leaving), "a part needs what another one binds"
     places = [min(1 + _APART * i, trips - 1) for i in range(len(leaving))]
     work = [*self.parts.before]
     for i in range(places[-1] + 1):
