@@ -21,7 +21,8 @@ SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 8192, 4096), (2048, 204
 TAILS = ((1000, 776, 336), (13, 8, 24))
 DTYPES = {"bf16": jnp.bfloat16, "f16": jnp.float16}
 TOLERANCE = 1e-2
-COLUMNS = ("shape", "dtype", "form", "relu", "tiletrace TFLOP/s", "jnp TFLOP/s", "speedup", "spread", "error", "status")
+COLUMNS = ("shape", "dtype", "form", "relu", "tiletrace TFLOP/s", "jnp TFLOP/s", "speedup", "dynamic", "spread",
+           "error", "status")
 
 
 def matmul_kernel(a, b, c, *, form, relu, bm, bn, bk, num_stages):
@@ -42,12 +43,14 @@ def matmul_kernel(a, b, c, *, form, relu, bm, bn, bk, num_stages):
   c[rows, cols] = out.astype(c.dtype)
 
 
-def matmul(m, n, k, dtype, *, form, relu, tiling: Tiling | None = None) -> tt.TileCall:
-  """`tiling`: by default what kernels.matmul would take."""
+def matmul(m, n, k, dtype, *, form, relu, tiling: Tiling | None = None, dynamic: bool = False) -> tt.TileCall:
+  """`tiling`: by default what kernels.matmul would take. `dynamic`: compiled once for all m."""
   t = tiling or choose_tiling(m, n, k, form=form)
+  sizes = (f"{k}, m" if form[0] == "t" else f"m, {k}", f"{n}, {k}" if form[1] == "t" else f"{k}, {n}", f"m, {n}")
   return tt.tile_call(
       functools.partial(matmul_kernel, form=form, relu=relu, bm=t.bm, bn=t.bn, bk=t.bk, num_stages=t.num_stages),
-      out_shape=jax.ShapeDtypeStruct((m, n), dtype), name="matmul", **t.launch(m, n))
+      out_shape=jax.ShapeDtypeStruct((m, n), dtype), name="matmul", dynamic_shapes=sizes if dynamic else None,
+      **t.launch(m, n))
 
 
 def reference(a, b, *, form, relu, out_dtype):
@@ -99,6 +102,9 @@ def measure(m: int, n: int, k: int, dtype: str, form: str, relu: bool, timed: bo
     sets = harness.rotating(make)
     peers = {"tiletrace": harness.over_sets(call),
              "jnp": harness.over_sets(functools.partial(reference, form=form, relu=relu, out_dtype=DTYPES[dtype]))}
+    if args.dynamic:
+      peers["dynamic"] = harness.over_sets(
+          matmul(m, n, k, DTYPES[dtype], form=form, relu=relu, tiling=tiling, dynamic=True))
     found, _ = harness.compare(peers, sets, args, flops=2 * m * n * k, stable=True)
     found["speedup"] = found.pop("jnp")
     row |= found
@@ -116,6 +122,8 @@ def arguments() -> argparse.Namespace:
                       help="which operands are stored transposed, A's letter first")
   parser.add_argument("--relu", choices=["no", "yes", "both"], default="no")
   parser.add_argument("--tails", action="store_true", help="check shapes with tails too (they are not timed)")
+  parser.add_argument("--dynamic", action="store_true",
+                      help="another peer: the kernel that is compiled once for all M; how much faster is this M's?")
   harness.add_measuring(parser, graphs=True)
   add_tiling(parser)
   return parser.parse_args()

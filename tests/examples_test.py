@@ -11,9 +11,11 @@ import re
 import subprocess
 import sys
 
+import jax.numpy as jnp
 import pytest
 
-from benchmarks import harness
+from benchmarks import harness, matmul
+from tests.tolerances import assert_close
 
 ROOT = pathlib.Path(__file__).parents[1]
 MEASURING = ("attention", "decode", "dequant_matmul", "grouped_matmul", "matmul", "matmul_tails", "mla", "norms",
@@ -98,6 +100,18 @@ def test_benchmarks_read_no_option_that_they_do_not_have(benchmark, monkeypatch)
 
   assert "json" in read
   assert read <= set(vars(module.arguments()))
+
+
+@pytest.mark.parametrize("form", ["nn", "nt", "tn", "tt"])
+def test_the_dynamic_peer_of_the_matmul_benchmark_is_one_kernel_for_all_m(form):
+  texts = set()
+  for m in (24, 200):
+    call = matmul.matmul(m, 40, 72, jnp.bfloat16, form=form, relu=False, dynamic=True)
+    a, b = matmul.inputs(m, 40, 72, jnp.bfloat16, form, 0)
+    texts.add(call.lower(a, b).as_text())
+    assert_close(call(a, b), matmul.reference(a, b, form=form, relu=False, out_dtype=jnp.float32), "gemm")
+
+  assert len(texts) == 1
 
 
 def test_benchmarks_that_need_a_gpu_say_so():

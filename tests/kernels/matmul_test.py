@@ -74,6 +74,11 @@ def test_small_products_take_small_tiles():
   assert grids == [(64, 32), (8, 8), (1, 64)]
 
 
+def test_programs_are_persistent_where_there_are_more_of_them_than_sms():
+  found = [matmul_call(shape, BF16, k=512).options for shape in ((2048, 2048), (4096, 4096), (1024, 1024))]
+  assert [(o.grid, o.persistent) for o in found] == [((16, 8), False), ((32, 16), True), ((16, 8), False)]
+
+
 @pytest.mark.parametrize(("call", "message"), [
   (lambda a, b: matmul(a, b.T), r"different inner extents"),
   (lambda a, b: matmul(a, b.astype(jnp.float16)), r"a is bfloat16\[20, 64\], b float16\[64, 24\]"),

@@ -54,6 +54,7 @@ def level0_kernel(a, b, c, *, bm, bn, bk, num_stages, group, chunks):
     leaving = tt.alloc_fragment((bm, bn), c.dtype)
     row, column, pending = (tt.alloc_fragment((), jnp.int32) for _ in range(3))
     pending[...] = 0
+    parts = range(0, bn, 64 * chunks)
 
     def issue(accumulate):
       slot = ring.slot
@@ -64,10 +65,10 @@ def level0_kernel(a, b, c, *, bm, bn, bk, num_stages, group, chunks):
       slot = ring.slot
       empty[tt.where(slot == 0, num_stages - 1, slot - 1)].arrive()
 
-    def store_tile():
+    def store_columns(firsts):
       with tt.when(pending[...] > 0):
         y, top, left = leaving[...], row[...], column[...]
-        for first in range(0, bn, 64 * chunks):
+        for first in firsts:
           with tt.elect(each="warpgroup"):
             tt.wait_group(0, kind="bulk", read=True)
           tt.sync(each="warpgroup")
@@ -78,22 +79,21 @@ def level0_kernel(a, b, c, *, bm, bn, bk, num_stages, group, chunks):
           mine = tt.warpgroup_id() * 64
           with tt.elect(each="warpgroup"):
             for n in range(chunks):
-              rows, columns = tt.ds(top + mine, 64), tt.ds(left + (first + 64 * n), 64)
-              tt.copy_async(staging.at[n, tt.ds(mine, 64), :], c.at[rows, columns])
+              place = tt.ds(top + mine, 64), tt.ds(left + (first + 64 * n), 64)
+              tt.copy_async(staging.at[n, tt.ds(mine, 64), :], c.at[place])
             tt.commit_group(kind="bulk")
 
     for tile in tt.range(tt.cta_id(), tiles[0] * tiles[1], tt.num_ctas()):
-      i, j = tt.raster(tile, tiles=tiles, group=group)
-      here = i * bm, j * bn
-      issue(accumulate=False)
-      tt.wgmma_wait(1)
-      ring.advance()
-      issue(accumulate=True)
-      store_tile()                                           # with two k-blocks in flight
-      tt.wgmma_wait(1)
-      release_previous()
-      ring.advance()
-      for _ in tt.range(2, trips):
+      here = [x * n for x, n in zip(tt.raster(tile, tiles=tiles, group=group), (bm, bn), strict=True)]
+      for k in range(2 * len(parts)):
+        issue(accumulate=k > 0)
+        if k % 2:                                            # with two k-blocks in flight
+          store_columns(parts[k // 2:k // 2 + 1])
+        tt.wgmma_wait(1)
+        if k > 0:
+          release_previous()
+        ring.advance()
+      for _ in tt.range(2 * len(parts), trips):
         issue(accumulate=True)
         tt.wgmma_wait(1)
         release_previous()
@@ -103,7 +103,7 @@ def level0_kernel(a, b, c, *, bm, bn, bk, num_stages, group, chunks):
       leaving[...] = tt.maximum(acc[...], 0).astype(c.dtype)
       row[...], column[...] = here
       pending[...] = 1
-    store_tile()
+    store_columns(parts)
     with tt.elect(each="warpgroup"):
       tt.wait_group(0, kind="bulk", read=True)
 

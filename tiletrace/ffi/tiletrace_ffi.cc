@@ -3,14 +3,17 @@
 // Instantiate parses the attributes once for each call site of an executable. Prepare loads the module into the current
 // CUDA context: XLA puts a rendezvous of the local devices after it, so that no load waits for a kernel that waits for
 // this device. Execute encodes the tensor maps for the addresses of this call and launches. It allocates nothing on the
-// device and never synchronises, so XLA may capture it into a command buffer (CUDA graph).
+// device and never synchronises, so XLA may capture it into a command buffer (CUDA graph). Small kernels are bound by
+// what a launch costs on the host: after the first one it takes no lock and no memory.
 //
 // Every failure is an ffi::Error that names the kernel and its Python line.
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -61,6 +64,12 @@ struct Operands {
   std::vector<void*> addresses;
   std::vector<ffi::Span<const int64_t>> shapes;
   size_t num_inputs;
+
+  void Clear(size_t inputs) {
+    addresses.clear();
+    shapes.clear();
+    num_inputs = inputs;
+  }
 
   void Add(ffi::AnyBuffer buffer, int64_t shift = 0) {
     addresses.push_back(static_cast<char*>(buffer.untyped_data()) + shift);
@@ -127,8 +136,9 @@ class Module {
     }
   }
 
-  // Loads into the current context unless that was done. One executable runs on several devices at once.
-  ffi::Error Load(const std::string& where, std::string_view target, Loaded* out) {
+  // Loads into the current context unless that was done. One executable runs on several devices at once. What `out`
+  // is set to lives as long as the module.
+  ffi::Error Load(const std::string& where, std::string_view target, const Loaded** out) {
     const Driver& driver = Driver::Get();
     if (!driver.error.empty()) {
       return ffi::Error(ErrorCode::kFailedPrecondition, where + ": " + driver.error);
@@ -139,12 +149,13 @@ class Module {
     };
     CUcontext context = nullptr;
     if (CUresult r = driver.CtxGetCurrent(&context)) return fail(r, "cuCtxGetCurrent");
+    *out = latest_.load(std::memory_order_acquire);
+    if (*out != nullptr && (*out)->context == context) return ffi::Error::Success();
     std::lock_guard<std::mutex> lock(mutex_);
     for (const Loaded& l : loaded_) {
-      if (l.context == context) {
-        *out = l;
-        return ffi::Error::Success();
-      }
+      if (l.context != context) continue;
+      latest_.store(*out = &l, std::memory_order_release);
+      return ffi::Error::Success();
     }
     Loaded l{context, nullptr, nullptr, 0};
     if (ffi::Error e = CheckDevice(where, target, &l.num_sms); e.failure()) return e;
@@ -164,7 +175,7 @@ class Module {
       return fail(r, what);
     }
     loaded_.push_back(l);
-    *out = l;
+    latest_.store(*out = &loaded_.back(), std::memory_order_release);
     return ffi::Error::Success();
   }
 
@@ -195,7 +206,8 @@ class Module {
   const int smem_bytes_;
   const bool large_cluster_;
   std::mutex mutex_;
-  std::vector<Loaded> loaded_;
+  std::list<Loaded> loaded_;  // only ever grows
+  std::atomic<const Loaded*> latest_{nullptr};
 };
 
 // The state of one call site. Immutable after Instantiate, so that devices may share it.
@@ -214,25 +226,26 @@ struct Kernel {
 
   ffi::Error Fail(ErrorCode code, const std::string& what) const { return ffi::Error(code, where + ": " + what); }
 
-  ffi::Error Load(Module::Loaded* out) const { return module->Load(where, target, out); }
+  ffi::Error Load(const Module::Loaded** out) const { return module->Load(where, target, out); }
 
   ffi::Error Launch(CUstream stream, Operands& operands) const {
-    Numbers number;
+    static thread_local Numbers number;      // vectors that keep their memory from call to call
+    static thread_local std::vector<CUtensorMap> maps;
+    static thread_local std::vector<void*> arguments;
     if (ffi::Error e = Count(operands, &number); e.failure()) return e;
     const int64_t ctas = number(grid[0]);
     if (ctas == 0 || grid[1] == 0 || grid[2] == 0) return ffi::Error::Success();  // CUDA refuses an empty grid
     if (ctas > INT32_MAX) {
       return Fail(ErrorCode::kInvalidArgument, "a grid of " + std::to_string(ctas) + " programs, more than 2**31 - 1");
     }
-    Module::Loaded loaded;
+    const Module::Loaded* loaded = nullptr;
     if (ffi::Error e = Load(&loaded); e.failure()) return e;
     if (ffi::Error e = CheckOperands(operands); e.failure()) return e;
-
-    std::vector<CUtensorMap> maps(tensor_maps.size());
+    maps.resize(tensor_maps.size());
     for (size_t i = 0; i < maps.size(); ++i) {
       if (ffi::Error e = Encode(tensor_maps[i], operands, number, &maps[i]); e.failure()) return e;
     }
-    std::vector<void*> arguments(params.size());
+    arguments.resize(params.size());
     for (size_t i = 0; i < params.size(); ++i) {
       const Param& p = params[i];
       switch (p.kind) {
@@ -259,14 +272,14 @@ struct Kernel {
     for (int i = 0; i < 3; ++i) config.grid[i] = unsigned(number(grid[i]));
     if (persistent) {  // one CTA an SM, in whole clusters
       int step = std::max(cluster[0], 1);
-      config.grid[0] = unsigned(std::min(int(ctas), std::max(step, loaded.num_sms / step * step)));
+      config.grid[0] = unsigned(std::min(int(ctas), std::max(step, loaded->num_sms / step * step)));
     }
     config.block[0] = unsigned(block);
     config.block[1] = config.block[2] = 1;
     config.shared_bytes = unsigned(smem_bytes);
     config.stream = stream;
     const Driver& driver = Driver::Get();
-    if (CUresult r = driver.LaunchKernelEx(&config, loaded.function, arguments.data(), nullptr)) {
+    if (CUresult r = driver.LaunchKernelEx(&config, loaded->function, arguments.data(), nullptr)) {
       char shape[160];
       std::snprintf(shape, sizeof shape, "launch of grid (%u, %u, %u) by %u threads, cluster (%d, %d, %d), %u bytes",
                     config.grid[0], config.grid[1], config.grid[2], config.block[0], cluster[0], cluster[1],
@@ -279,6 +292,8 @@ struct Kernel {
  private:
   // The sizes of this call, in the operands' shapes.
   ffi::Error Count(const Operands& operands, Numbers* out) const {
+    out->sizes.clear();
+    out->products.clear();
     for (const SizeSource& s : sizes) {
       if (s.operand < 0 || s.operand >= int64_t(operands.shapes.size()) || s.dim < 0 ||
           s.dim >= int64_t(operands.shapes[s.operand].size())) {
@@ -495,12 +510,13 @@ ffi::ErrorOr<std::unique_ptr<Kernel>> Instantiate(ffi::Dictionary attributes) {
 }
 
 ffi::Error Prepare(Kernel* kernel) {
-  Module::Loaded loaded;
+  const Module::Loaded* loaded = nullptr;
   return kernel->Load(&loaded);
 }
 
 ffi::Error Execute(CUstream stream, Kernel* kernel, ffi::RemainingArgs inputs, ffi::RemainingRets outputs) {
-  Operands operands{{}, {}, inputs.size()};
+  static thread_local Operands operands;
+  operands.Clear(inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) {
     auto buffer = inputs.get<ffi::AnyBuffer>(i);
     if (buffer.has_error()) return kernel->Fail(ErrorCode::kInvalidArgument, buffer.error().message());

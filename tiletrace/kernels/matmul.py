@@ -37,9 +37,10 @@ class Tiling:
     return tt.align_to(tt.cdiv(m, self.bm), rows), tt.align_to(tt.cdiv(n, self.bn), columns)
 
   def launch(self, m: int, n: int) -> dict[str, Any]:
-    """Keywords of tile_call."""
-    return {"grid": self.grid(m, n), "warpgroups": self.warpgroups, "cluster": self.cluster, "raster": 16,
-            "persistent": True}
+    """Keywords of tile_call. Where each SM has one tile at most, there is none for an epilogue to hide behind."""
+    grid = self.grid(m, n)
+    return {"grid": grid, "warpgroups": self.warpgroups, "cluster": self.cluster, "raster": 16,
+            "persistent": math.prod(grid) > SM_90A.sm_count}
 
 
 _TILINGS = (Tiling(128, 256, 2, 4, 1.0), Tiling(192, 192, 3, 4, 0.99), Tiling(128, 128, 2, 4, 0.85),

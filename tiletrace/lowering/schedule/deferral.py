@@ -2,8 +2,10 @@
 
 At the end of a tile the accumulators are converted into a fragment of their own (half the registers), and the place
 where they go is remembered. The next tile issues its first k-blocks, and with these in flight the tile before goes
-through staging and TMA. The last tile is stored after the loop. Two 64 x 256 accumulators have 128 registers in flight
-beside 64 that leave.
+through staging and TMA. Where the staging is smaller than the tile, it goes in parts, some k-blocks apart: TMA reads a
+part behind the loads that it was asked for before, and the tensor cores would run dry while a part waited for the one
+before it. The last tile is stored after the loop. Two 64 x 256 accumulators have 128 registers in flight beside 64 that
+leave.
 """
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ from tiletrace.lowering.facts import Facts
 from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.schedule.builder import Builder, i32, whole
 
+_APART = 2        # k-blocks from one part of a tile that leaves to the next
 _REGISTERS = 200  # accumulators in flight and the tile that leaves; a consumer needs about 40 more of its 240
 _EPILOGUE = frozenset({"elect", "sync", "slice", "store", "fence", "copy_async", "warpgroup_id", "mul", "add",
                        "commit_group", "wait_group"})
@@ -32,9 +35,11 @@ class Deferred:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class _Parts:
-  """One tile's program: before the gemm loop, the loop, from the loop to the value that is stored, the stores."""
+  """One tile's program: before the gemm loop, the loop and its trips, from there to the value that is stored, the
+  stores."""
   before: tuple[Eqn, ...]
   loop: Eqn
+  trips: int
   value: tuple[Eqn, ...]
   epilogue: tuple[Eqn, ...]
 
@@ -83,7 +88,7 @@ def _split(work: Block, facts: Facts) -> _Parts | str:
     return "something besides the staged store follows the gemm loop"
   if any(e.primitive is memory.store_p and e.refs[0].type.space is Space.GLOBAL for e in work.eqns):
     return "the tile also stores directly"
-  return _Parts(work.eqns[:at], loop, work.eqns[at + 1:start], epilogue)
+  return _Parts(work.eqns[:at], loop, hi.lo - lo.lo, work.eqns[at + 1:start], epilogue)
 
 
 def _free_variables(eqns: tuple[Eqn, ...]) -> list[Var]:
@@ -122,34 +127,50 @@ class _Deferral:
     self.setup.store(whole(self.pending), 0)
 
   def build(self) -> Deferred:
-    loop, body = self.parts.loop, self.parts.loop.blocks[0]
+    loop, body, trips = self.parts.loop, self.parts.loop.blocks[0], self.parts.trips
     lo = loop.values[0]
     assert isinstance(lo, Literal)
-    first = clone(body, {body.invars[0]: i32(int(lo.value))}, self.layouts)
-    second = clone(body, {body.invars[0]: i32(int(lo.value) + 1)}, self.layouts)
-    issued = 1 + next(i for i, e in enumerate(second) if e.primitive is mma.gemm_async_p)
-    rest = loop.replace(invars=(i32(int(lo.value) + 2), *loop.invars[1:]), blocks=(_past_the_first(body, lo),))
+    start, leaving = int(lo.value), _in_parts(self.parts.epilogue)
+    given = set(_free_variables(self.parts.epilogue))
+    assert all(given.issuperset(_free_variables(part)) for part in leaving), "a part needs what another one binds"
+    places = [min(1 + _APART * i, trips - 1) for i in range(len(leaving))]
+    work = [*self.parts.before]
+    for i in range(places[-1] + 1):
+      eqns = clone(body, {body.invars[0]: i32(start + i)}, self.layouts)
+      issued = 1 + next(i for i, e in enumerate(eqns) if e.primitive is mma.gemm_async_p)
+      parts = [self._leave(part) for place, part in zip(places, leaving, strict=True) if place == i]
+      work += [*eqns[:issued], *(e for part in parts for e in part), *eqns[issued:]]
+    if places[-1] + 1 < trips:
+      rest = (i32(start + places[-1] + 1), *loop.invars[1:])
+      work.append(loop.replace(invars=rest, blocks=(_past_the_first(body, lo),)))
     save = Builder(self.parts.epilogue[0].loc)
     for v, ref in self.kept.items():
       save.store(whole(ref), v)
     save.store(whole(self.pending), 1)
-    work = (*self.parts.before, *first, *second[:issued], *self._leave(), *second[issued:], rest, *self.parts.value,
-            *save.eqns)
-    return Deferred(tuple(self.setup.eqns), Block((), work, ()), tuple(self._leave()))
+    work += [*self.parts.value, *save.eqns]
+    return Deferred(tuple(self.setup.eqns), Block((), tuple(work), ()), tuple(self._leave(self.parts.epilogue)))
 
-  def _leave(self) -> list[Eqn]:
-    """Stores the tile that waits, if there is one."""
-    b = Builder(self.parts.epilogue[0].loc)
+  def _leave(self, part: tuple[Eqn, ...]) -> list[Eqn]:
+    """Stores a part of the tile that waits, if there is one."""
+    b = Builder(part[0].loc)
     waiting = b.op(elementwise.gt_p, b.load(whole(self.pending)), 0)
     inner = b.inner()
     env: dict[Var, Atom] = {}
-    for v, ref in self.kept.items():
-      env[v] = loaded = inner.load(whole(ref))
+    for v in filter(self.kept.__contains__, _free_variables(part)):
+      env[v] = loaded = inner.load(whole(self.kept[v]))
       if v in self.layouts:
         self.layouts[loaded] = self.layouts[v]
-    inner.eqns += clone(Block((), self.parts.epilogue, ()), env, self.layouts)
+    inner.eqns += clone(Block((), part, ()), env, self.layouts)
     b.when(waiting, inner.block())
     return b.eqns
+
+
+def _in_parts(epilogue: tuple[Eqn, ...]) -> list[tuple[Eqn, ...]]:
+  """An epilogue, cut before each wait for the staging."""
+  starts = [i for i, e in enumerate(epilogue) if any(
+      x.primitive is memory.wait_group_p for b in e.blocks for x in b.eqns)]
+  assert starts[0] == 0
+  return [epilogue[i:j] for i, j in zip(starts, [*starts[1:], len(epilogue)], strict=True)]
 
 
 def _past_the_first(body: Block, lo: Atom) -> Block:

@@ -270,7 +270,7 @@ class _Scheduler:
   def _defer(self, work: Block) -> Deferred | None:
     found = defer_epilogue(work, self.layouts, self.facts)
     if isinstance(found, Deferred):
-      self.notes.append("the epilogue is deferred: a tile is stored with the next tile's first two k-blocks in flight")
+      self.notes.append("the epilogue is deferred: a tile is stored with the next tile's first k-blocks in flight")
       return found
     self.notes.append(f"the epilogue is not deferred: {found}")
     return None

@@ -1,0 +1,49 @@
+"""A deferred epilogue leaves in parts, behind the next tile's k-blocks, however few these are."""
+from __future__ import annotations
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiletrace as tt
+from tests.tolerances import assert_close
+from tiletrace.kernels.matmul import matmul_kernel
+
+
+def gemm(m, n, k, *, bm=128, bn=256, warpgroups=2, num_stages=4):
+  """The lowered kernel, and its operands."""
+  kernel = functools.partial(matmul_kernel, form="nn", activation=None, bm=bm, bn=bn, bk=64, num_stages=num_stages)
+  a, b = (jax.random.normal(jax.random.key(i), s, jnp.bfloat16) for i, s in enumerate(((m, k), (k, n))))
+  call = tt.tile_call(kernel, jax.ShapeDtypeStruct((m, n), jnp.bfloat16), grid=(tt.cdiv(m, bm), tt.cdiv(n, bn)),
+                      warpgroups=warpgroups, persistent=True, raster=2)
+  return call.lower(a, b, None), a, b
+
+
+def test_two_k_blocks_lie_between_the_parts():
+  text = gemm(4096, 4096, 4096)[0].as_text("schedule")
+  tile = text[text.index("gemm_async"):text.rindex("gemm_async")]
+
+  assert re.findall(r"gemm_async|num_stages=1 unroll|h\[\d, :, :\] <-", tile) == [
+      "gemm_async", "gemm_async", "h[0, :, :] <-", "h[1, :, :] <-", "gemm_async", "gemm_async", "h[0, :, :] <-",
+      "h[1, :, :] <-", "num_stages=1 unroll"]
+  assert "the epilogue is deferred" in text
+
+
+@pytest.mark.parametrize("k_blocks", [2, 3, 4, 5])
+def test_few_k_blocks_are_enough(k_blocks):
+  lowered, a, b = gemm(256, 512, 64 * k_blocks)
+
+  assert "the epilogue is deferred" in lowered.as_text("schedule")
+  want = np.asarray(a).astype(np.float64) @ np.asarray(b).astype(np.float64)
+  assert_close(lowered.simulate(a, b, num_sms=1)[0], want, "gemm")
+
+
+def test_a_chunk_of_staging_takes_three_parts():
+  lowered, a, b = gemm(384, 384, 320, bm=192, bn=192, warpgroups=3, num_stages=3)
+
+  want = np.asarray(a).astype(np.float64) @ np.asarray(b).astype(np.float64)
+  assert_close(lowered.simulate(a, b, num_sms=2)[0], want, "gemm")
