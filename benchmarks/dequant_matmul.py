@@ -3,21 +3,27 @@
   python -m benchmarks.dequant_matmul                              # int4, the shapes below
   python -m benchmarks.dequant_matmul --formats int4 int8 fp4 --shapes 4096x4096x4096 --json dequant.json
 
-Of more than 16 rows "bf16" is tiletrace.kernels.matmul and "jnp" jnp.dot, both of dequantised bf16 weights. Of up to 16
-rows "copy" reads and writes the packed weights' bytes: "GB/s" are of the packed weights and scales, "copy GB/s" of what
-the copy reads and writes, and "of copy" is their quotient.
+Of more than 16 rows "bf16" is tiletrace.kernels.matmul and "torch" torch.matmul (cuBLAS), both of dequantised bf16
+weights. Of up to 16 rows "copy" reads and writes the packed weights' bytes: "GB/s" are of the packed weights and
+scales, "copy GB/s" of what the copy reads and writes, and "of copy" is their quotient. All of them are launched from
+CUDA graphs without JAX (launch_graph.py), so that this is what the GPU takes: a call in a jitted program costs the host
+more than most of these kernels take.
 """
 from __future__ import annotations
 
 import argparse
 import functools
+import importlib
+import importlib.util
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import harness
+from benchmarks import harness, launch_graph
+from benchmarks.torch_graph import TorchGraph
+from tiletrace.ffi import launch
 from tiletrace.kernels.dequant_matmul import DequantTiling, dequant_matmul_call, dequant_matmul_reference
 from tiletrace.kernels.matmul import matmul_call
 from tiletrace.kernels.packed_weights import FORMATS, dequantize_weights, quantize_weights
@@ -26,7 +32,7 @@ SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (256, 4096, 4096), (64, 4096, 
           (1, 4096, 4096), (8, 4096, 4096), (16, 4096, 4096), (1, 14336, 4096), (16, 14336, 4096), (16, 4096, 14336))
 FEW = 16
 TOLERANCE = 2e-2
-COLUMNS = ("shape", "format", "tiletrace TFLOP/s", "bf16 TFLOP/s", "jnp TFLOP/s", "bf16", "jnp", "us", "GB/s",
+COLUMNS = ("shape", "format", "tiletrace TFLOP/s", "bf16 TFLOP/s", "torch TFLOP/s", "bf16", "torch", "us", "GB/s",
            "copy GB/s", "of copy", "spread", "error", "status")
 
 Inputs = tuple[jax.Array, ...]
@@ -67,6 +73,33 @@ def status(row: dict[str, Any]) -> str:
   return "ok" if row["jit_equals_launch"] and row.get("stable", True) else "UNSTABLE"
 
 
+def peers_of(call: Any, sets: list[Inputs], m: int, n: int, k: int) -> tuple[dict[str, harness.Peer], Any]:
+  """All that is measured, and where the results of "tiletrace" are."""
+  def kernel(call: Any, inputs: list[tuple]) -> tuple[harness.Peer, Any]:
+    arrays = [tuple(x for x in each if x is not None) for each in inputs]
+    return launch_graph.kernel_graph(call.lower(*inputs[0]).compile().image, arrays, call.out_shape)
+
+  peers: dict[str, harness.Peer] = {}
+  peers["tiletrace"], results = kernel(call, [each[:3] for each in sets])
+  if m <= FEW:
+    peers["copy"] = launch_graph.copy_graph([packed for _, packed, _ in sets])
+    return peers, results
+  peers["bf16"], _ = kernel(matmul_call((m, n), jnp.bfloat16, k=k), [(x, w, None) for x, _, _, w in sets])
+  if importlib.util.find_spec("torch") is not None:
+    harness.try_peer(peers, "torch", lambda: torch_peer(launch_graph.repeated(sets)))
+  return peers, results
+
+
+def torch_peer(sets: list[Inputs]) -> TorchGraph:
+  torch = importlib.import_module("torch")
+  return TorchGraph(torch.matmul, [(torch.from_dlpack(x), torch.from_dlpack(w)) for x, _, _, w in sets])
+
+
+def run(peer: harness.Peer, results: list[launch.Buffer]) -> list[np.ndarray]:
+  jax.block_until_ready(peer(()))
+  return [r.download() for r in results]
+
+
 def measure(m: int, n: int, k: int, form: str, args: argparse.Namespace) -> dict[str, Any]:
   row: dict[str, Any] = {"shape": f"{m}x{n}x{k}", "m": m, "n": n, "k": k, "format": form, "group": args.group}
   tiling = DequantTiling(*args.tiling) if args.tiling is not None else None
@@ -76,16 +109,11 @@ def measure(m: int, n: int, k: int, form: str, args: argparse.Namespace) -> dict
   row |= check(call, make(0), form, args.group)
   if not args.check_only:
     sets = harness.rotating(make)
-    ours = harness.over_sets(lambda x, packed, scales, *_: call(x, packed, scales))
-    peers: dict[str, harness.Peer] = {"tiletrace": ours}
-    if m <= FEW:
-      peers["copy"] = harness.over_sets(lambda x, packed, scales: packed ^ jnp.uint32(1))
-    else:
-      product = matmul_call((m, n), jnp.bfloat16, k=k)
-      peers["bf16"] = harness.over_sets(lambda x, packed, scales, w: product(x, w, None))
-      peers["jnp"] = harness.over_sets(lambda x, packed, scales, w: jnp.dot(x, w))
-    found, seconds = harness.compare(peers, sets, args, flops=2 * m * n * k if m > FEW else None, stable=True)
-    row |= found | {"us": 1e6 * seconds["tiletrace"]}
+    peers, results = peers_of(call, sets, m, n, k)
+    before = run(peers["tiletrace"], results)
+    found, seconds = harness.compare(peers, launch_graph.repeated(sets), args, flops=2 * m * n * k if m > FEW else None)
+    after = run(peers["tiletrace"], results)
+    row |= found | {"us": 1e6 * seconds["tiletrace"], "stable": all(map(np.array_equal, before, after))}
     if m <= FEW:
       _, packed, scales = sets[0]
       rates = {"GB/s": 1e-9 * (packed.nbytes + scales.nbytes) / seconds["tiletrace"],
@@ -103,14 +131,14 @@ def arguments() -> argparse.Namespace:
   parser.add_argument("--formats", nargs="+", choices=FORMATS, default=["int4"])
   parser.add_argument("--group", type=int, default=128, help="rows of w that share a scale")
   parser.add_argument("--tiling", nargs="+", type=int, metavar="N",
-                      help="bm bn warpgroups num_stages [blocks]; default: what the kernel takes")
-  harness.add_measuring(parser, graphs=True)
+                      help="bm bn warpgroups num_stages [blocks [CTAs of an SM]]; default: what the kernel takes")
+  harness.add_measuring(parser)
   return parser.parse_args()
 
 
 def main() -> int:
   args = arguments()
-  environment = harness.start(graphs=args.graphs)
+  environment = harness.start()
   cases = [({"shape": "x".join(map(str, shape)), "format": form}, functools.partial(measure, *shape, form, args))
            for form in args.formats for shape in harness.shapes_of(args.shapes, SHAPES)]
   return harness.run_cases(cases, COLUMNS, environment, args.json)

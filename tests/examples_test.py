@@ -14,7 +14,7 @@ import sys
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import harness, matmul
+from benchmarks import harness, matmul, scaled_matmul
 from tests.tolerances import assert_close
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -112,6 +112,14 @@ def test_the_dynamic_peer_of_the_matmul_benchmark_is_one_kernel_for_all_m(form):
     assert_close(call(a, b), matmul.reference(a, b, form=form, relu=False, out_dtype=jnp.float32), "gemm")
 
   assert len(texts) == 1
+
+
+def test_sums_that_stay_in_the_tensor_core_are_judged_by_their_length():
+  row = {"error": 0.016, "error_f32": 0.03, "jit_equals_launch": True, "k": 8192, "scaling": "tensor+fast"}
+
+  assert scaled_matmul.status(row) == "ok"
+  for change in ({"k": 2048}, {"scaling": "tensor"}, {"error": float("nan")}):
+    assert scaled_matmul.status(row | change) == "WRONG"
 
 
 def test_benchmarks_that_need_a_gpu_say_so():

@@ -205,6 +205,23 @@ def test_launch_without_jax_gives_the_same(x):
   np.testing.assert_array_equal(out.download(), 3 * x)
 
 
+def test_launches_and_copies_captured_in_a_graph_run_at_each_call(x):
+  source, out, again = launch.upload(x), launch.empty((N,), F32), launch.empty((N,), F32)
+  launcher = launch.Launcher(SCALE_IMAGE)
+
+  def enqueue(stream):
+    launcher(source.pointer, out.pointer, stream=stream)
+    launch.copy(again.pointer, out.pointer, out.nbytes, stream=stream)
+
+  graph = launch.Graph(enqueue)
+  assert np.isnan(out.download()).all()
+  for factor in (1, 2):
+    source.write(factor * x)
+    graph()
+    graph.synchronize()
+    np.testing.assert_array_equal(again.download(), 3 * factor * x)
+
+
 def test_timing_is_positive_and_plausible(x):
   source, out = launch.upload(x), launch.empty((N,), F32)
   launcher = launch.Launcher(SCALE_IMAGE)

@@ -10,7 +10,7 @@ import tiletrace as tt
 from tests.lowering.kernels import BF16, F16, F32, count, notes, struct, variants
 from tests.tolerances import assert_close
 from tiletrace.kernels import dequant_matmul, dequant_matmul_reference, pack_weights, quantize_weights
-from tiletrace.kernels.dequant_matmul import dequant_matmul_call
+from tiletrace.kernels.dequant_matmul import DequantTiling, choose_dequant_tiling, dequant_matmul_call
 from tiletrace.kernels.packed_weights import FORMATS, dequantize_weights, packed_shape, unpack_weights
 
 E2M1 = [s * v for s in (1, -1) for v in (0, 0.5, 1, 1.5, 2, 3, 4, 6)]
@@ -79,7 +79,8 @@ def test_products_are_those_of_the_scaled_numbers(form, dtype, shape, group):
 @pytest.mark.parametrize(("form", "dtype", "shape", "group"), [
   ("int4", BF16, (13, 40, 100), 32), ("int8", BF16, (300, 136, 136), 64), ("fp4", F16, (70, 72, 129), 1000),
   ("int4", F16, (3, 264, 256), 128), ("int8", F16, (9, 33, 64), 64), ("fp4", BF16, (1, 40, 200), 64),
-  ("int4", BF16, (16, 40, 1152), 192), ("int4", BF16, (20, 40, 520), 32), ("int8", BF16, (16, 64, 1200), 2000)])
+  ("int4", BF16, (16, 40, 1152), 192), ("int4", BF16, (20, 40, 520), 32), ("int8", BF16, (16, 64, 1200), 2000),
+  ("int8", BF16, (2, 40, 1027), 32), ("fp4", F16, (16, 72, 640), 32), ("int4", BF16, (8, 136, 1090), 64)])
 def test_the_program_multiplies_as_the_formula_says(form, dtype, shape, group):
   x, q, packed, scales = operands(shape, form, group, dtype)
   m, n, k = shape
@@ -98,13 +99,48 @@ def test_every_tiling_assembles_without_spills_and_copies_by_tma(form, m):
   assert set(variants(lowered, "copy")) == {"tma"} and "no producer" not in notes(lowered)
 
 
-def test_of_few_rows_two_programs_share_what_they_read_of_x_and_nothing_is_rearranged():
+@pytest.mark.parametrize(("m", "per_block"), [(1, 8), (8, 8), (9, 16), (16, 16)])
+def test_of_few_rows_each_warp_has_blocks_of_its_own_and_nothing_is_rearranged(m, per_block):
+  """8 blocks of 64 rows and 32 columns in a slot, one for each of 8 warps; of up to 8 rows w is the left operand, whose
+  instruction takes twice the columns."""
   k, n = 4096, 4096
+  lowered = dequant_matmul_call((m, n), BF16, k=k).lower(
+      struct(m, k, dtype=BF16), struct(*packed_shape(k, n, "int4"), dtype=np.uint32), struct(32, n, dtype=BF16))
+  assert count(lowered, "mma.sync") == per_block
+  assert count(lowered, r"ldmatrix\.sync\.aligned\.m8n8\.x4\.shared") == per_block // 4      # of x, each number once
+  assert count(lowered, "sub.rn.bf16x2") == 32
+  assert "relayout" not in lowered.as_text("layout") and "cluster" not in notes(lowered)
+
+
+@pytest.mark.parametrize(("m", "n", "form", "group", "tiling"), [
+  (1, 4096, "int4", 128, (8, 32, 2, 8, 8, 1)), (16, 4096, "int4", 128, (16, 32, 2, 8, 8, 1)),
+  (8, 14336, "fp4", 128, (8, 128, 2, 4, 8, 1)), (16, 14336, "int4", 128, (16, 64, 1, 5, 4, 2)),
+  (1, 14336, "int8", 128, (8, 64, 1, 4, 4, 2)), (4, 8192, "int4", 64, (8, 64, 2, 7, 8, 1)),
+  (16, 4096, "int4", 192, (16, 32, 2, 8, 6, 1)), (64, 4096, "int4", 128, (64, 128, 2, 6, 1, 1)),
+  (256, 4096, "int4", 128, (128, 64, 1, 8, 1, 1)), (512, 4096, "int4", 128, (256, 128, 2, 4, 1, 1)),
+  (4096, 4096, "int4", 128, (256, 128, 2, 4, 1, 1))])
+def test_tilings_give_every_sm_a_program_where_they_can(m, n, form, group, tiling):
+  assert choose_dequant_tiling(m, n, form=form, group=group) == DequantTiling(*tiling)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(("m", "n", "group"), [(1, 4096, 32), (8, 14336, 32), (16, 14336, 32), (16, 4096, 192)])
+def test_tilings_of_few_rows_hold_scales_of_any_kind(form, m, n, group):
+  """f32 scales of the smallest groups take most of shared memory; two CTAs must fit where the tiling wants them."""
+  k = 1152
+  lowered = dequant_matmul_call((m, n), BF16, k=k, format=form, group=group).lower(
+      struct(m, k, dtype=BF16), struct(*packed_shape(k, n, form), dtype=np.uint32), struct(k // group, n, dtype=F32))
+  found = lowered.compile().memory_analysis()
+  ctas = choose_dequant_tiling(m, n, form=form, group=group).ctas_per_sm
+  assert found["spill_stores"] == 0 and found["registers"] * (3 if ctas == 1 else 2) * 128 * ctas <= 1 << 16
+  assert (found["smem_bytes"] + 1024) * ctas <= 228 << 10
+
+
+def test_rows_of_x_that_tma_does_not_take_are_brought_by_the_producers_threads():
+  k, n = 1027, 64
   lowered = dequant_matmul_call((16, n), BF16, k=k).lower(
-      struct(16, k, dtype=BF16), struct(*packed_shape(k, n, "int4"), dtype=np.uint32), struct(32, n, dtype=BF16))
-  assert "is multicast along the cluster's axes (0,)" in notes(lowered)
-  assert count(lowered, "mma.sync") == count(lowered, "ldmatrix") == 32           # of 8 blocks of 64 rows, by one warp
-  assert "relayout" not in lowered.as_text("layout")
+      struct(16, k, dtype=BF16), struct(*packed_shape(k, n, "int4"), dtype=np.uint32), struct(9, n, dtype=BF16))
+  assert set(variants(lowered, "copy")) == {"tma", "scalar"} and "ring x_s" in notes(lowered)
 
 
 @pytest.mark.parametrize(("form", "instruction"), [

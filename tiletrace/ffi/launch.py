@@ -272,6 +272,45 @@ def synchronize() -> None:
   _check(cuda.cuCtxSynchronize(), "an earlier launch failed")
 
 
+def copy(to: int, source: int, nbytes: int, *, stream: int = 0) -> None:
+  """Copies from one device address to another, asynchronously."""
+  _check(cuda.cuMemcpyDtoDAsync(to, source, nbytes, stream), f"copy of {nbytes} bytes")
+
+
+class Graph:
+  """What `enqueue(stream)` puts on a stream, captured in a CUDA graph: a call runs all of that again, asynchronously.
+
+  The host's part of a launch, which takes as long as a small kernel, is then paid once for all of them.
+
+  Example:
+    graph = Graph(lambda stream: [launcher(x.pointer, out.pointer, stream=stream) for _ in range(100)])
+    graph()
+    graph.synchronize()
+  """
+
+  def __init__(self, enqueue: Callable[[int], Any]):
+    device()
+    self._stream = _check(cuda.cuStreamCreate(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING), "stream")
+    mode = cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    _check(cuda.cuStreamBeginCapture(self._stream, mode), "capture")
+    enqueue(int(self._stream))
+    graph = _check(cuda.cuStreamEndCapture(self._stream), "capture")
+    self._executable = _check(cuda.cuGraphInstantiate(graph, 0), "graph")
+    cuda.cuGraphDestroy(graph)
+
+  def __call__(self) -> None:
+    _check(cuda.cuGraphLaunch(self._executable, self._stream), "launch of a graph")
+
+  def synchronize(self) -> None:
+    """Waits for all that was called."""
+    _check(cuda.cuStreamSynchronize(self._stream), "an earlier launch failed")
+
+  def __del__(self) -> None:
+    if hasattr(self, "_executable"):
+      cuda.cuGraphExecDestroy(self._executable)
+      cuda.cuStreamDestroy(self._stream)
+
+
 def time_launches(launch: Callable[[int], Any], *, repeats: int = 100, warmup_seconds: float = 0.1,
                   samples: int = 5) -> list[float]:
   """Seconds for each of `samples` back-to-back runs of `launch(i)`, i < repeats, divided by `repeats`.

@@ -27,40 +27,48 @@ from tiletrace.kernels.packed_weights import (
 from tiletrace.lowering.target import SM_90A
 
 _LEAST_GROUP = 32
-_ACCUMULATORS = 4         # mma.sync takes longer than the next one's issue: so many in turn
-
-
 _FEW_ROWS = 16            # of x: what one mma.sync takes
-_FEW_BLOCKS = 8           # of w in a slot where there are few rows of x
-_RING_BYTES = 192 << 10
+_FEWER_ROWS = 8           # the same where x is the right operand
+_FEW_BLOCKS = 8           # of w in a slot where there are few rows of x: one for each warp
+_RING_BYTES = 212 << 10
+# A tile's time, in units of the first one's, where it is one of a wave (an H200, k = 4096).
+_MANY_ROWS = ((256, 128, 2, 4, 1.0), (128, 64, 1, 8, 0.6))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DequantTiling:
-  """Rows of x and columns of w of a tile, blocks of 64 rows of w in a slot of the ring, and how many slots it has."""
+  """Rows of x and columns of w of a tile, slots of the ring, blocks of 64 rows of w in one, and CTAs that an SM must
+  hold."""
   bm: int
   bn: int
   warpgroups: int
   num_stages: int
   blocks: int = 1
+  ctas_per_sm: int = 1
 
   @property
   def few_rows(self) -> bool:
-    return self.bm == _FEW_ROWS
+    return self.bm <= _FEW_ROWS
 
 
 def choose_dequant_tiling(m: int, n: int, *, form: Format, group: int) -> DequantTiling:
-  """Every tile dequantises its weights anew: as many rows of x as there are, up to 256. Few rows wait for the weights:
-  then as many CTAs as there are SMs, with most of their weights on the way at once."""
+  """Every tile dequantises its weights anew: as many rows of x as there are, up to 256, unless smaller tiles are needed
+  to give every SM one. Few rows wait for the weights: then all programs run at once, with most of what they read on its
+  way."""
   if m > 128:
-    return DequantTiling(256, 128, 2, 4)
+    *tiling, _ = min(_MANY_ROWS, key=lambda t: tt.cdiv(tt.cdiv(m, t[0]) * tt.cdiv(n, t[1]), SM_90A.sm_count) * t[4])
+    return DequantTiling(*tiling)
   if m > _FEW_ROWS:
     return DequantTiling(tt.align_to(m, 8) if m <= 64 else 128, 128, 2, 6)
-  ctas = 1 if n <= COLUMNS * SM_90A.sm_count else 2                # of an SM
-  bn, most = COLUMNS * ctas, _FEW_BLOCKS // ctas
+  bm = _FEWER_ROWS if m <= _FEWER_ROWS else _FEW_ROWS
+  wide = 4 * COLUMNS if bm == _FEWER_ROWS and BITS[form] == 4 else COLUMNS      # what the registers of one CTA allow
+  ctas = 1 if wide > COLUMNS or n <= wide * SM_90A.sm_count else 2              # of an SM
+  bn = 2 * COLUMNS if ctas == 2 else next((c for c in (COLUMNS, 2 * COLUMNS) if n <= c * SM_90A.sm_count), wide)
+  most = _FEW_BLOCKS // ctas
   blocks = next(b for b in range(most, 0, -1) if b * BLOCK % group == 0 or group % (b * BLOCK) == 0)
-  slot = blocks * BLOCK * (bn * BITS[form] // 8 + 2 * _FEW_ROWS)
-  return DequantTiling(_FEW_ROWS, bn, 1, min(_RING_BYTES // ctas // slot, 8), blocks)
+  slot = blocks * BLOCK * (bn * BITS[form] // 8 + 2 * bm) + 4 * tt.cdiv(blocks * BLOCK, group) * bn
+  stages = (_RING_BYTES // ctas - 4 * blocks * bm * bn) // slot                 # beside the sums of the warps
+  return DequantTiling(bm, bn, 2 // ctas, max(2, min(stages, 8)), blocks, ctas)
 
 
 def dequant_matmul_kernel(x, w, scales, y, *, form, group, tiling):
@@ -87,30 +95,44 @@ def dequant_matmul_kernel(x, w, scales, y, *, form, group, tiling):
 
 
 def few_rows_kernel(x, w, scales, y, *, form, group, tiling):
-  """y = x w by mma.sync: each warp converts its own columns of the weights, and sums in four accumulators in turn."""
-  j, bn, blocks = tt.program_id(0), tiling.bn, tiling.blocks
-  rows, cols = tt.block(0, tiling.bm), tt.block(j, bn)
-  lines, depth = bn * 2 * BITS[form] // LINE, BLOCK // parts_of(form)
+  """y = x w by mma.sync: each warp has blocks of w of its own and multiplies them with their part of x, so that every
+  number goes to registers once; what the warps have is added at the end. Of few enough rows w is the left operand."""
+  bm, bn, blocks = tiling.bm, tiling.bn, tiling.blocks
+  j, parts = tt.program_id(0), parts_of(form)
+  rows, cols = tt.block(0, bm), tt.block(j, bn)
+  lines, fewer, shared = bn * 2 * BITS[form] // LINE, bm <= _FEWER_ROWS, min(blocks, max(1, group // BLOCK))
   w_s = tt.alloc_shared((blocks, lines, LINE), w.dtype)
   scale_s = tt.alloc_shared((tt.cdiv(blocks * BLOCK, group), bn), scales.dtype)
-  x_s = tt.alloc_shared((tiling.bm, blocks * BLOCK), x.dtype)
-  accs = [tt.alloc_fragment((tiling.bm, bn), jnp.float32) for _ in range(_ACCUMULATORS)]
-  for acc in accs:
-    acc[...] = 0
+  x_s = tt.alloc_shared((bm, blocks * BLOCK), x.dtype)
+  acc = tt.alloc_fragment((blocks, bn, bm) if fewer else (blocks, bm, bn), jnp.float32)
+  acc[...] = 0
   for k in tt.pipelined(tt.cdiv(w.shape[0], blocks), num_stages=tiling.num_stages):
     tt.copy(w.at[tt.block(k, blocks), tt.block(j, lines), :], w_s)
     tt.copy(scales.at[tt.ds(k * blocks * BLOCK // group, scale_s.shape[0]), cols], scale_s)
     tt.copy(x.at[rows, tt.block(k, blocks * BLOCK)], x_s)
-    for b in tt.range(blocks, unroll=blocks):
-      words, x_b = w_s[b], x_s.at[:, tt.block(b, BLOCK)]
-      of = [scale_s[(b * BLOCK + r) // group].astype(x.dtype) for r in range(0, BLOCK, group)]
-      for p in range(parts_of(form)):
-        weights = decoded(words, p, bn, form, x.dtype) * of[p * depth // group][:, None]
-        tt.gemm(x_b.at[:, tt.block(p, depth)], weights.T, accs[p % _ACCUMULATORS], policy=tt.FULL_COL)
-  total = accs[0][...]
-  for acc in accs[1:]:
-    total = total + acc[...]
-  y[rows, cols] = total.astype(y.dtype)
+    words = w_s[...]
+    of = [_of_blocks(scale_s[tt.ds(i, blocks // shared, max(1, BLOCK // group)), :].astype(x.dtype), blocks)
+          for i in range(max(1, BLOCK // group))]
+    weights = tt.concatenate([
+        decoded(words, p, blocks * bn, form, x.dtype).reshape(blocks, bn, BLOCK // parts)
+        * of[p * len(of) // parts][:, :, None] for p in range(parts)], axis=2)
+    of_x = x_s[...].reshape(bm, blocks, BLOCK)
+    if fewer:
+      tt.gemm(weights, tt.transpose(of_x, (1, 2, 0)), acc)
+    else:
+      tt.gemm(tt.transpose(of_x, (1, 0, 2)), tt.transpose(weights, (0, 2, 1)), acc)
+  part_s = tt.alloc_shared(acc.shape, jnp.float32)
+  part_s[...] = acc[...]
+  total = part_s[0]
+  for b in range(1, blocks):
+    total = total + part_s[b]
+  y[rows, cols] = (total.T if fewer else total).astype(y.dtype)
+
+
+def _of_blocks(scale: tt.Tile, blocks: int) -> tt.Tile:
+  """[blocks, columns] of scales [groups, columns]."""
+  groups, columns = scale.shape
+  return tt.broadcast_to(scale[:, None, :], (groups, blocks // groups, columns)).reshape(blocks, columns)
 
 
 def dequant_matmul_reference(x: jax.Array, packed: jax.Array, scales: jax.Array, *, group: int = 128,
@@ -165,13 +187,13 @@ def dequant_matmul_call(shape: tuple[int, int], dtype: Any, *, k: int, group: in
   group = group if group < k else tt.align_to(k, BLOCK * _FEW_BLOCKS)
   t = tiling or choose_dequant_tiling(m, n, form=format, group=group)
   kernel = few_rows_kernel if t.few_rows else dequant_matmul_kernel
-  if t.few_rows:             # two CTAs share what they read of x, which together is more than the weights
-    launch: dict[str, Any] = {"grid": tt.align_to(tt.cdiv(n, t.bn), 2), "cluster": (2,)}
+  if t.few_rows:
+    launch: dict[str, Any] = {"grid": tt.cdiv(n, t.bn)}
   else:
     launch = {"grid": (tt.cdiv(m, t.bm), tt.cdiv(n, t.bn)), "raster": 16, "persistent": True}
   return tt.tile_call(
       functools.partial(kernel, form=format, group=group, tiling=t), jax.ShapeDtypeStruct(shape, dtype),
-      warpgroups=t.warpgroups, **launch, name="dequant_matmul",
+      warpgroups=t.warpgroups, **launch, name="dequant_matmul", options=tt.CompileOptions(ctas_per_sm=t.ctas_per_sm),
       vjp=functools.partial(_backward, group=group, format=format))
 
 

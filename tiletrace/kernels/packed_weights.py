@@ -157,10 +157,11 @@ def check_format(what: str, form: Any) -> None:
 
 
 def decoded(words: tt.Tile, part: int, columns: int, form: Format, dtype: Any) -> tt.Tile:
-  """In a kernel: part `part` of a block as numbers of bf16 or f16, [columns, rows of the part].
+  """In a kernel: part `part` of blocks as numbers of bf16 or f16, [blocks * columns, rows of the part].
 
   Args:
-    words: u32, of a block and all of `columns`; any shape.
+    words: u32, of blocks and all of their `columns`; any shape.
+    columns: of all the blocks together.
   """
   steps = BITS[form] // 4
   x = (_fp4 if form == "fp4" else _integers)(words, part, BITS[form], jnp.dtype(dtype))

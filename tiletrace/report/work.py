@@ -49,8 +49,8 @@ def work(graph: TileGraph, recorders: int = 0) -> Work:
   for site in sites(graph.body, Facts(graph), WARPGROUP * graph.options.warpgroups):
     eqn, count = site.eqn, site.trips
     if eqn.primitive.name in _GEMMS:
-      (m, n), b = eqn.refs[-1].shape, eqn.values[2] if eqn.primitive.name == "mma_sync" else eqn.refs[-2]
-      tensor[short_name(b.type.dtype)] += 2 * m * n * b.shape[0] * count  # type: ignore[union-attr]
+      shape, b = eqn.refs[-1].shape, eqn.values[2] if eqn.primitive.name == "mma_sync" else eqn.refs[-2]
+      tensor[short_name(b.type.dtype)] += 2 * math.prod(shape) * b.shape[-2] * count  # type: ignore[union-attr]
       exact &= site.exact
     elif flops := _other_flops(eqn):
       other += flops * count

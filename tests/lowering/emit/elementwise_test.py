@@ -163,13 +163,28 @@ def test_what_has_no_form_yet_is_refused_with_its_line(f, dtype, said):
   assert "elementwise_test.py" in str(e.value) and "hint:" in str(e.value)
 
 
-def test_joining_values_is_refused_with_the_way_round():
+@pytest.mark.parametrize("dtype", [F32, np.int8, BF16])
+@pytest.mark.parametrize(("shape", "parts", "axis"), [((32, 128), 3, 0), ((512, 1), 2, 1), ((64, 64), 4, 0)])
+def test_values_that_each_thread_has_its_share_of_are_joined_in_registers(dtype, shape, parts, axis):
+  def kernel(*refs):
+    *xs, y = refs
+    y[...] = tt.concatenate([x[...] for x in xs], axis=axis)
+
+  rng = np.random.default_rng(0)
+  xs = [rng.integers(-99, 99, shape).astype(dtype) for _ in range(parts)]
+  want = np.concatenate(xs, axis)
+  lowered = lower(kernel, [struct(*shape, dtype=dtype)] * parts, struct(*want.shape, dtype=dtype))
+  np.testing.assert_array_equal(lowered.simulate(*xs)[0], want)
+  assert count(lowered, r"st\.shared") == 0
+
+
+def test_joining_values_that_lie_in_different_threads_is_refused_with_the_way_round():
   def kernel(x, y):
     y[...] = tt.concatenate([x[...], x[...]])
 
-  with pytest.raises(LoweringError, match="concatenate of tile values has no register form yet") as e:
+  with pytest.raises(tt.LayoutError, match="this concatenate does not cut whole registers of every thread") as e:
     lower(kernel, [struct(128)], struct(256))
-  assert "shared buffer" in str(e.value)
+  assert "shared memory" in str(e.value) and "^" in str(e.value)
 
 
 def test_jax_functions_become_tile_operations():

@@ -100,6 +100,39 @@ def test_the_right_operand_may_be_a_value(policy, form, dtype, shape):
   assert flops == {"bf16" if dtype == BF16 else "f16": 2 * m * n * -(-k // 32) * 32}
 
 
+def side_by_side_kernel(x, w, y, *, form, policy):
+  """y is the sum of the products x[s] w[s]."""
+  s, m, n = (x.shape[0], x.shape[1], w.shape[2])
+  x_s = tt.alloc_shared(x.shape, x.dtype)
+  acc = tt.alloc_fragment((s, m, n), F32)
+  tt.copy(x, x_s)
+  for i in range(2):
+    a = x_s if form == "ref" else x_s[...]
+    tt.gemm(a, w[...].astype(x.dtype), acc, accumulate=i > 0, policy=policy)
+  y[...] = tt.sum(acc[...], axis=0)
+
+
+@pytest.mark.parametrize("form", ["ref", "value"])
+@pytest.mark.parametrize(("shape", "dtype", "warpgroups", "policy", "batch", "warps"), [
+  ((8, 16, 32, 64), BF16, 2, None, (1, 8), (1, 1, 1)), ((8, 5, 24, 16), F16, 1, None, (2, 4), (1, 1, 1)),
+  ((2, 40, 8, 32), BF16, 1, None, (1, 2), (2, 1, 1)), ((6, 16, 64, 16), BF16, 2, "full_col", (3, 2), (1, 4, 1)),
+  ((1, 32, 16, 32), F16, 1, None, (1, 1), (2, 2, 1)), ((3, 16, 8, 16), BF16, 1, None, (3, 1), (1, 1, 4))])
+def test_products_side_by_side_are_divided_among_the_warps_first(form, shape, dtype, warpgroups, policy, batch, warps):
+  s, m, n, k = shape
+  rng = np.random.default_rng(0)
+  x, w = rng.standard_normal((s, m, k)).astype(dtype), rng.integers(-8, 8, (s, k, n), np.int8)
+  kernel = functools.partial(side_by_side_kernel, form=form, policy=policy)
+  call = tt.tile_call(kernel, struct(m, n), grid=1, warpgroups=warpgroups)
+  lowered = call.lower(x, w)
+  assemble(lowered)
+  want = 2 * (x.astype(np.float64) @ w.astype(np.float64)).sum(0)
+  assert_close(lowered.simulate(x, w)[0], want, "gemm")
+  assert_close(np.asarray(jax.jit(call)(x, w)), want, "gemm")
+  assert lowered.report().data["work"]["tensor_flops"] == {"bf16" if dtype == BF16 else "f16": 4 * s * m * n * k}
+  plan = mma_plan.mma_plan((m, n, k), 2, 4 * warpgroups, policy or "square", s)
+  assert (plan.batch, plan.warps) == (batch, warps)
+
+
 @pytest.mark.parametrize(("change", "said"), [
   (dict(bk=24), "and its K = 24 is not a multiple of 16"),
   (dict(policy=(1, 1)), "which mma.sync alone multiplies"),

@@ -77,8 +77,9 @@ def _gemm_type(eqn: Eqn) -> tuple[()]:
 def _mma_sync_type(eqn: Eqn) -> tuple[()]:
   (acc,), (accumulate, a, b) = eqn.refs, tile_types(eqn.values)
   check(accumulate == TileType((), dtypes.bool_), f"mma_sync: accumulate is {accumulate}")
-  check(len(a.shape) == len(b.shape) == 2 and a.shape[1] == b.shape[0] and acc.shape == (a.shape[0], b.shape[1]),
-        f"mma_sync: a is {a}, b is {b}, acc is {list(acc.shape)}")
+  *batch, m, k = a.shape
+  check(len(batch) < 2 and len(a.shape) == len(b.shape) and b.shape == (*batch, k, b.shape[-1])
+        and acc.shape == (*batch, m, b.shape[-1]), f"mma_sync: a is {a}, b is {b}, acc is {list(acc.shape)}")
   check(acc.type.dtype in ACCUMULATORS.get((a.dtype, b.dtype), ()) and acc.type.space is Space.FRAGMENT,
         f"mma_sync: {a} and {b} into {acc.type}")
   return ()
@@ -141,7 +142,9 @@ def gemm(a: Any, b: Any, acc: Any, *, accumulate: Any = True, policy: Any = None
   Args:
     a: [m, k] in shared memory or a fragment, or a tile value. Transposes are views: `a_s.T`.
     b: [k, n] in shared memory. Of 8-bit and f32 operands k must be contiguous: keep b as [n, k] and pass `b_s.T`. Or a
-      tile value: then mma.sync multiplies, and a is read from shared memory once for each such gemm.
+      tile value: then mma.sync multiplies, and a is read from shared memory once for each such gemm. A value
+      [s, k, n] is s products side by side, of a [s, m, k] into acc [s, m, n], which the warps divide first: of parts
+      of one k, `tt.sum(acc, axis=0)` then is the product.
     acc: [m, n], a fragment.
     accumulate: bool, or a bool scalar.
     policy: how warpgroups divide acc: tt.SQUARE (default), tt.FULL_ROW, tt.FULL_COL, or how many (along the rows, along
@@ -239,8 +242,8 @@ def _gemm(primitive: Primitive, what: str, a: Any, b: Any, acc: Any, accumulate:
 def _multiply_values(a: Ref | Tile, b: Tile, acc: Ref, flag: Any, choices: dict[str, Any]) -> None:
   """Registers past the end of k would not be zero in a value: k is whole instructions."""
   depth = 32 // b.dtype.itemsize
-  if b.shape[0] % depth:
-    raise TileTypeError(f"gemm: b is a value {b.type}, and its K = {b.shape[0]} is not a multiple of {depth}",
+  if b.shape[-2] % depth:
+    raise TileTypeError(f"gemm: b is a value {b.type}, and its K = {b.shape[-2]} is not a multiple of {depth}",
                         loc=user_loc(), hint="one instruction's depth: pad it with zeros, or store b to shared memory")
   if choices["dispatch"] not in (None, "mma_sync") or not isinstance(choices["policy"], str):
     raise TileTypeError(f"gemm: b is a value {b.type}, which mma.sync alone multiplies", loc=user_loc(),
@@ -275,10 +278,16 @@ def _check_shapes(what: str, a: Ref | Tile, b: Ref | Tile, acc: Ref) -> None:
   shapes = {}
   for name, x in (("a", a), ("b", b), ("acc", acc)):
     shapes[name] = x.shape if isinstance(x, Tile) else static_shape(x, f"{what}: {name}")
-    if len(shapes[name]) != 2:
-      raise TileTypeError(f"{what}: {name} has {len(shapes[name])} dimensions, shape {list(shapes[name])}; "
-                          "it takes two", loc=user_loc(), hint="an integer index removes a dimension: a_s.at[slot]")
-  (m, k), (k2, n) = shapes["a"], shapes["b"]
+  batch = shapes["b"][:-2] if isinstance(b, Tile) and len(shapes["b"]) == 3 else ()
+  for name, shape in shapes.items():
+    if len(shape) != 2 + len(batch):
+      takes = "three, as b has" if batch else "two"
+      raise TileTypeError(f"{what}: {name} has {len(shape)} dimensions, shape {list(shape)}; it takes {takes}",
+                          loc=user_loc(), hint="an integer index removes a dimension: a_s.at[slot]; "
+                          "products side by side take b as a value, b_s[...]")
+    if shape[:-2] != batch:
+      raise TileTypeError(f"{what}: {name} is {list(shape)}, b has {shapes['b'][0]} matrices", loc=user_loc())
+  (m, k), (k2, n) = shapes["a"][-2:], shapes["b"][-2:]
   if k != k2:
     hint = None
     if n == k:
@@ -286,8 +295,8 @@ def _check_shapes(what: str, a: Ref | Tile, b: Ref | Tile, acc: Ref) -> None:
     elif m == k2:
       hint = f"pass the view {plain_name(a)}.T"
     raise TileTypeError(f"{what} contracts K={k} of a {[m, k]} with K={k2} of b {[k2, n]}", loc=user_loc(), hint=hint)
-  if shapes["acc"] != (m, n):
-    raise TileTypeError(f"{what}: acc is {list(shapes['acc'])} but a @ b is {[m, n]}", loc=user_loc())
+  if shapes["acc"] != (*batch, m, n):
+    raise TileTypeError(f"{what}: acc is {list(shapes['acc'])} but a @ b is {[*batch, m, n]}", loc=user_loc())
 
 
 def _check_dtypes(what: str, a: Ref | Tile, b: Ref | Tile, acc: Ref, precision: str | None) -> None:

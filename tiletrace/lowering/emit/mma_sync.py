@@ -19,7 +19,7 @@ _ROWS = {4: isa.MMA_TF32, 2: isa.MMA, 1: isa.MMA_F8}
 
 @emit_rules.register(ops.mma_sync_p)
 def _mma_sync(ctx: EmitContext, eqn: Eqn) -> None:
-  """For every k-step, 16-row and 8-column tile of the warp one instruction."""
+  """For every k-step, product, 16-row and 8-column tile of the warp one instruction."""
   b = ctx.b
   accumulate, a_value, b_value = eqn.values
   plan, acc = plan_of(eqn, ctx.scope.count), ctx.read(eqn.refs[0].root)
@@ -31,9 +31,10 @@ def _mma_sync(ctx: EmitContext, eqn: Eqn) -> None:
                           "b": OPERAND_TYPES[b_value.dtype]}
   rows, columns, steps = plan.tiles
   size = 2 if acc.dtype == dtypes.f16 else 4
-  for k, m, n in itertools.product(range(steps), range(rows), range(columns)):
-    d = list(acc.regs[size * (m * columns + n):][:size])
-    first, second = 4 * (m * steps + k), 2 * (n * steps + k)
+  products = (plan.batch or (1, 1))[0]
+  for k, s, m, n in itertools.product(range(steps), range(products), range(rows), range(columns)):
+    d = list(acc.regs[size * ((s * rows + m) * columns + n):][:size])
+    first, second = 4 * ((s * rows + m) * steps + k), 2 * ((s * columns + n) * steps + k)
     b(row, d, left[first:first + 4], right[second:second + 2], d, **mods)
 
 

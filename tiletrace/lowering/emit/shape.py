@@ -3,15 +3,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from tiletrace.core.errors import LoweringError
 from tiletrace.core.graph import Eqn, Var
 from tiletrace.core.ops import shape as ops
 from tiletrace.lowering.emit import addressing
 from tiletrace.lowering.emit.context import EmitContext, emit_rules
-from tiletrace.lowering.emit.values import Elements, spread, take
+from tiletrace.lowering.emit.values import Elements, pack, spread, take, unpack
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.registers import Reg
 from tiletrace.lowering.tables import coordinates, split_sum
+from tiletrace.lowering.words import per_word
 
 
 def _table(ctx: EmitContext, var: Var) -> np.ndarray:
@@ -78,5 +78,17 @@ def _iota(ctx: EmitContext, eqn: Eqn) -> None:
 
 @emit_rules.register(ops.concatenate_p)
 def _concatenate(ctx: EmitContext, eqn: Eqn) -> None:
-  raise LoweringError("concatenate of tile values has no register form yet", loc=eqn.loc,
-                      hint="store the parts into one shared buffer and load it")
+  """The registers of the parts one after another, in the order of the result: each thread has its share of each."""
+  dim, out = eqn.params["dimension"], eqn.outvars[0]
+  xs, tables, begin = [ctx.read(v) for v in eqn.values], [], 0
+  for v in eqn.values:
+    table = _table(ctx, v)  # type: ignore[arg-type]
+    inside = np.all(table < np.asarray(v.shape), axis=-1, keepdims=True)
+    tables.append(np.where(inside, table + begin * (np.arange(len(v.shape)) == dim), -1))
+    begin += v.shape[dim]
+  have, wanted = np.concatenate(tables, 1), _table(ctx, out)
+  if all(x.count % per_word(x.dtype) == 0 for x in xs):
+    joined = Elements(out.dtype, sum(x.count for x in xs), tuple(r for x in xs for r in x.regs))
+  else:
+    joined = pack(ctx.b, out.dtype, [r for x in xs for r in unpack(ctx.b, x)])
+  ctx.bind(out, take(ctx.b, joined, addressing.register_map(have, wanted, out.shape)))

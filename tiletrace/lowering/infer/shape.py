@@ -1,9 +1,9 @@
 """Shape ops: the operand's layout follows from the result's, and back where nothing is lost."""
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
-from functools import lru_cache
 
 import numpy as np
 
@@ -95,7 +95,7 @@ def _reshape(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
     yield Prefers(out, default_layout(out, eqn, ctx), eqn, math.prod(out.shape))
 
 
-@lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=1024)
 def _reshaped(layout: Layout, source: tuple[int, ...], target: tuple[int, ...]) -> Layout | None:
   """The layout of the reshaped value whose elements stay where they are; None where it is padded, or is none."""
   table = layout.table(("warp", "lane", "reg"))
@@ -120,7 +120,16 @@ def _iota(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
 
 @layout_rules.register(ops.concatenate_p)
 def _concatenate(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
-  yield Prefers(eqn.outvars[0], default_layout(eqn.outvars[0], eqn, ctx), eqn, 1)
+  """A part keeps the registers that every thread has of it in the result."""
+  out, dim, begin = eqn.outvars[0], eqn.params["dimension"], 0
+  for x in eqn.values:
+    start = tuple(begin if d == dim else 0 for d in range(len(out.shape)))
+    begin += x.shape[dim]
+    limit = tuple(begin if d == dim else n for d, n in enumerate(out.shape))
+    if is_distributed(x):
+      yield Relates(x, out, eqn, lambda layout: None,  # type: ignore[arg-type]
+                    functools.partial(cut_registers, start=start, limit=limit))
+  yield Prefers(out, default_layout(out, eqn, ctx), eqn, 1)
 
 
 def cut_registers(layout: Layout, start: tuple[int, ...], limit: tuple[int, ...]) -> Layout | None:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -76,7 +77,8 @@ def _boxes(layout: Layout, dtype_bits: int, order: tuple[int, ...]) -> tuple[Box
   position = 0
   for dim, extent, step in runs(plain):
     place = order.index(dim)
-    if repeats or place < position or step != box[dim]:
+    apart = plain.offset_of([step if d == dim else 0 for d in range(layout.rank)])
+    if repeats or place < position or step != box[dim] or apart != math.prod(box):      # a box has no gaps
       repeats.append((dim, extent, step))
       continue
     position = place
@@ -97,9 +99,9 @@ def _boxes(layout: Layout, dtype_bits: int, order: tuple[int, ...]) -> tuple[Box
     if all(o < v for o, v in zip(offset, layout.valid)):
       shape = tuple(min(b, v - o) for b, v, o in zip(box, layout.valid, offset))
       boxes.append(Box(shape, tuple(offset), plain.offset_of(offset)))
-  apart = next((b for b in boxes if b.smem_offset * dtype_bits // 8 % ALIGNMENT[swizzle]), None)
-  if apart is not None:
-    return (f"a box would start {apart.smem_offset * dtype_bits // 8} bytes into the tile, not at a multiple of "
+  astray = next((b for b in boxes if b.smem_offset * dtype_bits // 8 % ALIGNMENT[swizzle]), None)
+  if astray is not None:
+    return (f"a box would start {astray.smem_offset * dtype_bits // 8} bytes into the tile, not at a multiple of "
             f"{ALIGNMENT[swizzle]}")
   shapes = {b.box_shape for b in boxes}
   if len(shapes) > 1:

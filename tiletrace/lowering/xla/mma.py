@@ -44,9 +44,10 @@ def _add_product(m: Machine, eqn: Eqn, a: jax.Array, b: jax.Array) -> Sequence[j
 def _product(a: jax.Array, b: jax.Array) -> jax.Array:
   """Products of narrow floats are exact in f32: the tensor core's products, at a CPU's full speed. So are sums of a few
   hundred products of 8-bit integers. Of f32 the tensor core does not see the low 13 bits (tf32)."""
-  wide = i32 if a.dtype.kind in "iu" and a.shape[1] > _EXACT_PRODUCTS else f32
+  wide = i32 if a.dtype.kind in "iu" and a.shape[-1] > _EXACT_PRODUCTS else f32
   if a.dtype == f32:
     a, b = (lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.uint32) & _TF32_BITS, f32) for x in (a, b))
-  product = lax.dot_general(a.astype(wide), b.astype(wide), (((1,), (0,)), ((), ())), preferred_element_type=wide,
-                            precision=lax.Precision.HIGHEST)
+  batch = tuple(range(a.ndim - 2))
+  product = lax.dot_general(a.astype(wide), b.astype(wide), (((a.ndim - 1,), (a.ndim - 2,)), (batch, batch)),
+                            preferred_element_type=wide, precision=lax.Precision.HIGHEST)
   return product.astype(i32) if a.dtype.kind in "iu" else product
