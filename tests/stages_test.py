@@ -62,6 +62,17 @@ def test_memory_is_counted_and_the_report_has_it_all():
   assert f"{report['cost']['flops'] / 1e9:.3f} GFLOP" in compiled.report()
 
 
+@pytest.mark.parametrize(("change", "message"), [
+    ({"kernel": 3}, "kernel is 3"), ({"out_shape": (3,)}, "out_shape has 3"), ({"name": 3}, "name=3"),
+    ({"vjp": 3}, "vjp=3"), ({"vjp": "jax"}, "vjp='jax'"),
+    ({"input_output_aliases": [0]}, r"input_output_aliases=\[0\]")], ids=str)
+def test_arguments_of_another_kind_are_refused_at_the_call(change, message):
+  given = {"kernel": lambda x, y: None, "out_shape": like(jnp.zeros(3)), "name": "kernel"} | change
+  with pytest.raises(TileTypeError, match=message) as e:
+    tt.tile_call(given.pop("kernel"), given.pop("out_shape"), grid=1, **given)
+  assert "hint: " in str(e.value) and "stages_test.py" in str(e.value)
+
+
 def test_an_estimate_of_the_cost_is_refused_rather_than_dropped():
   with pytest.raises(TileTypeError, match=r"cost_estimate=.*: there are none yet") as e:
     tt.tile_call(lambda x, y: None, like(jnp.zeros(3)), grid=1, name="kernel", cost_estimate={"flops": 1})

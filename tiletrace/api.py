@@ -27,7 +27,7 @@ from tiletrace.core.source import function_loc, user_loc
 from tiletrace.core.trace import Trace, trace_kernel
 from tiletrace.core.types import MAX_PROGRAMS, RefType, Space, grid_size
 from tiletrace.ffi import primitive
-from tiletrace.lowering.options import CompileOptions
+from tiletrace.lowering.options import CompileOptions, given_options
 from tiletrace.lowering.target import SM_90A
 from tiletrace.stages import Lowered, TileProgram, Traced
 
@@ -401,7 +401,25 @@ def _count(value: Any, what: str, name: str, most: int | None = None) -> int:
   return value
 
 
+def _check_kinds(kernel: Any, out_shape: Any, name: Any, vjp: Any) -> None:
+  """What nothing else would notice, or only when a kernel is differentiated."""
+  if not callable(kernel):
+    raise TileTypeError(f"tile_call: kernel is {kernel!r}", loc=user_loc(), hint="a Python function of references")
+  for leaf in jax.tree.leaves(out_shape):
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+      raise TileTypeError(f"tile_call: out_shape has {leaf!r}", loc=user_loc(),
+                          hint="jax.ShapeDtypeStruct(shape, dtype), or a tuple of them")
+  if not (name is None or isinstance(name, str)):
+    raise TileTypeError(f"tile_call: name={name!r}", loc=user_loc(), hint='a string, as in name="my_kernel"')
+  if not (vjp is None or vjp == "xla" or callable(vjp)):
+    raise TileTypeError(f"tile_call: vjp={vjp!r}", loc=user_loc(),
+                        hint='a function (inputs, outputs, cotangents) -> cotangents of the inputs, or "xla"')
+
+
 def _aliases(aliases: Any, inputs_known: Sequence[Any], name: str) -> dict[int, int]:
+  if not (aliases is None or isinstance(aliases, dict)):
+    raise TileTypeError(f"tile_call({name}): input_output_aliases={aliases!r}", loc=user_loc(),
+                        hint="{number of an input: number of an output}")
   out = dict(aliases or {})
   outs = len(inputs_known)
   for i, o in out.items():
@@ -460,6 +478,7 @@ def tile_call(kernel: Callable[..., None], out_shape: Any, *, grid: int | tuple[
   """
   for k in unknown:
     raise TypeError(f"tile_call() has no keyword {k!r}" + (f"; use {_TRANSLATIONS[k]}" if k in _TRANSLATIONS else ""))
+  _check_kinds(kernel, out_shape, name, vjp)
   label = name or getattr(_innermost(kernel), "__name__", "kernel")
   if cost_estimate is not None:
     raise TileTypeError(f"tile_call({label}): cost_estimate={cost_estimate!r}: there are none yet", loc=user_loc(),
@@ -483,7 +502,7 @@ def tile_call(kernel: Callable[..., None], out_shape: Any, *, grid: int | tuple[
   if vjp is not None and aliases:
     raise TileTypeError(f"tile_call({label}): vjp= with input_output_aliases: the saved input would be overwritten",
                         loc=user_loc(), hint="drop one of the two")
-  options = options or CompileOptions()
+  options = given_options(options, f"tile_call({label})")
   switches = config.read()
   options = dataclasses.replace(options, debug=options.debug or switches.debug,
                                 profile=options.profile or switches.profile, target=options.target or switches.target)

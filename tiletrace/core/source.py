@@ -11,6 +11,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PACKAGE_NAME = __name__.partition(".")[0] + "."
 _KERNELS = os.path.join(_PACKAGE, "kernels") + os.sep  # ready-made kernels are written like a user's
 _STDLIB = tuple({os.path.dirname(os.__file__) + os.sep, sysconfig.get_paths()["stdlib"] + os.sep})
 _FOREIGN = tuple(f"{os.sep}site-packages{os.sep}{p}{os.sep}" for p in ("jax", "jaxlib", "numpy", "ml_dtypes"))
@@ -25,6 +26,13 @@ def is_user_file(filename: str) -> bool:
   if any(part in filename for part in _FOREIGN):
     return False
   return "site-packages" in filename or not filename.startswith(_STDLIB)
+
+
+def _is_user_frame(frame: FrameType) -> bool:
+  """The methods that dataclasses makes for a class of ours stand in no file."""
+  filename = frame.f_code.co_filename
+  made = filename == "<string>" and str(frame.f_globals.get("__name__")).startswith(_PACKAGE_NAME)
+  return not made and is_user_file(filename)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -94,7 +102,7 @@ def _unpickled(filename: str, qualname: str, span: Span) -> Loc:
 def user_frame(depth: int = 1) -> FrameType | None:
   """The innermost frame, from `depth` callers up, that belongs to the user."""
   frame: FrameType | None = sys._getframe(depth)
-  while frame is not None and not is_user_file(frame.f_code.co_filename):
+  while frame is not None and not _is_user_frame(frame):
     frame = frame.f_back
   return frame
 
@@ -110,8 +118,7 @@ def user_loc() -> Loc:
 def caller_loc() -> Loc:
   """The user's instruction that called one of the ready-made kernels."""
   frame = user_frame(2)
-  while frame is not None and (frame.f_code.co_filename.startswith(_PACKAGE)
-                               or not is_user_file(frame.f_code.co_filename)):
+  while frame is not None and (frame.f_code.co_filename.startswith(_PACKAGE) or not _is_user_frame(frame)):
     frame = frame.f_back
   return user_loc() if frame is None else Loc(frame.f_code, frame.f_lasti)
 

@@ -2,8 +2,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
-L2_PROMOTIONS = (0, 64, 128, 256)
+from tiletrace.core.errors import TileTypeError
+from tiletrace.core.source import user_loc
+
+_L2_PROMOTIONS = (0, 64, 128, 256)
+_MOST_CTAS = 32      # of an SM, compute capability 9.0
+_FLAGS = ("allow_spills", "allow_serialized_wgmma", "overlap_launch", "debug", "profile")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -23,6 +29,10 @@ class CompileOptions:
     overlap_launch: programmatic dependent launch. CTAs start as soon as those of the kernel before it in the stream
       leave room, where that one has this option too; they initialise their barriers and wait for its end before they
       read or write anything else. Targets before sm_90 launch as ever.
+
+  Raises:
+    TileTypeError: a value that its option does not take. Whether there are such an op, variant and target shows when a
+      kernel is lowered.
 
   Example:
     >>> def kernel(x, y):
@@ -44,5 +54,35 @@ class CompileOptions:
   profile: bool = False
   target: str | None = None
 
+  def __post_init__(self) -> None:
+    for name in _FLAGS:
+      self._check(name, isinstance(getattr(self, name), bool), "True or False")
+    self._check("force", _is_pairs(self.force), '((op, variant), ...), as in (("copy", "cp_async"),)')
+    self._check("ctas_per_sm", type(self.ctas_per_sm) is int and 1 <= self.ctas_per_sm <= _MOST_CTAS,
+                f"an int from 1 to {_MOST_CTAS}")
+    self._check("l2_promotion", type(self.l2_promotion) is int and self.l2_promotion in _L2_PROMOTIONS,
+                f"bytes that TMA brings into L2: {', '.join(map(str, _L2_PROMOTIONS))}")
+    self._check("target", self.target is None or isinstance(self.target, str), 'a name like "sm_90a", or None')
+
+  def _check(self, name: str, fits: bool, takes: str) -> None:
+    if not fits:
+      raise TileTypeError(f"CompileOptions: {name}={getattr(self, name)!r}", loc=user_loc(), hint=takes)
+
   def forced(self, op: str) -> str | None:
     return dict(self.force).get(op)
+
+
+def _is_pairs(force: Any) -> bool:
+  return isinstance(force, tuple) and all(
+      isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(word, str) for word in pair) for pair in force)
+
+
+def given_options(options: Any, where: str) -> CompileOptions:
+  """What was given as `options=`; None is all defaults.
+
+  Raises:
+    TileTypeError: something else was.
+  """
+  if options is not None and not isinstance(options, CompileOptions):
+    raise TileTypeError(f"{where}: options={options!r}", loc=user_loc(), hint="tt.CompileOptions(...), or None")
+  return options or CompileOptions()

@@ -23,7 +23,7 @@ from tiletrace.lowering.cache import assemble_cached
 from tiletrace.lowering.emit.emit import Emitted, emit
 from tiletrace.lowering.infer.solve import LaidOut, infer_layouts
 from tiletrace.lowering.layouts.relation import Layout
-from tiletrace.lowering.options import L2_PROMOTIONS, CompileOptions
+from tiletrace.lowering.options import CompileOptions, given_options
 from tiletrace.lowering.ptx.lint import check as lint
 from tiletrace.lowering.schedule.program import Program
 from tiletrace.lowering.schedule.schedule import schedule
@@ -83,12 +83,9 @@ def resolve(target: str | None, options: CompileOptions | None, default: str = "
     target: None: that of the options, else `default`.
 
   Raises:
-    LoweringError: there is no such target, or no such promotion.
+    LoweringError: there is no such target.
   """
-  options = options or CompileOptions()
-  if options.l2_promotion not in L2_PROMOTIONS:
-    raise LoweringError(f"l2_promotion={options.l2_promotion!r}",
-                        hint=f"bytes that TMA brings into L2: {', '.join(map(str, L2_PROMOTIONS))}")
+  options = given_options(options, "lower")
   name = target or options.target or default
   if name not in TARGETS:
     raise LoweringError(f"no target {name!r}", hint=f"the targets are {', '.join(TARGETS)}")

@@ -57,8 +57,3 @@ def test_the_image_says_that_launches_overlap_and_what_tma_brings_into_l2():
   assert {m.l2_promotion for m in image.tensor_maps} == {128}
   image = lowered().compile().image
   assert not image.overlap and {m.l2_promotion for m in image.tensor_maps} == {256}
-
-
-def test_a_promotion_that_there_is_not_is_refused():
-  with pytest.raises(tt.LoweringError, match="l2_promotion=512"):
-    lowered(l2_promotion=512)
