@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import tiletrace as tt
 from tiletrace.core.errors import TileTypeError
 from tiletrace.core.source import caller_loc
+from tiletrace.kernels.arguments import float_dtype
 from tiletrace.kernels.packed_weights import (
   BITS,
   BLOCK,
@@ -176,7 +177,8 @@ def dequant_matmul(x: jax.Array, packed: jax.Array, scales: jax.Array, *, group:
   x, packed, scales = _operands(x, packed, scales, group, format)
   *outer, k = x.shape
   m, n = math.prod(outer), scales.shape[1]
-  call = dequant_matmul_call((m, n), out_dtype or x.dtype, k=k, group=group, format=format)
+  dtype = float_dtype("dequant_matmul", "out_dtype", out_dtype, x.dtype)
+  call = dequant_matmul_call((m, n), dtype, k=k, group=group, format=format)
   return call(x.reshape(m, k), packed, scales).reshape(*outer, n)
 
 

@@ -19,6 +19,7 @@ import tiletrace as tt
 from tiletrace.core.errors import TileTypeError
 from tiletrace.core.source import caller_loc
 from tiletrace.ffi.primitive import default_target
+from tiletrace.kernels.arguments import check_elementwise, described, number, whole
 from tiletrace.kernels.online_softmax import LOG2E, OnlineSoftmax, softmax_where, zero_past
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
@@ -234,12 +235,12 @@ def flash_attention(query: jax.Array, key: jax.Array, value: jax.Array, *, scale
     >>> y.shape, bool(jnp.allclose(y.astype("float32"), z.astype("float32"), atol=0.02))
     ((1, 50, 4, 64), True)
   """
-  b, *_, h = _check_operands(query, key, value)
+  b, *_, h = _check_operands("flash_attention", query, key, value)
   lengths = key_value_seq_lengths
-  if lengths is not None and (lengths.shape != (b,) or lengths.dtype != jnp.int32):
-    raise TileTypeError(f"flash_attention: key_value_seq_lengths is {lengths.dtype}{list(lengths.shape)}",
-                        loc=caller_loc(), hint=f"int32 [{b}], one length for each example")
-  rule = _rule(h, scale, is_causal, local_window_size, query_offset, score)
+  if lengths is not None and (getattr(lengths, "shape", None) != (b,) or lengths.dtype != jnp.int32):
+    raise TileTypeError(f"flash_attention: key_value_seq_lengths is {described(lengths)}", loc=caller_loc(),
+                        hint=f"int32 [{b}], one length for each example")
+  rule = _rule("flash_attention", h, scale, is_causal, local_window_size, query_offset, score)
   tiling = choose_attention_tiling(h, key.shape[1], causal=is_causal, plain=rule.score is None,
                                    target=default_target())
   call = attention_call(query.shape, key.shape, query.dtype, tiling, rule, residual=return_residual)
@@ -281,15 +282,13 @@ def flash_attention_packed(query: jax.Array, key: jax.Array, value: jax.Array, q
     >>> bool(jnp.allclose(y[20:].astype("float32"), z.astype("float32"), atol=0.02))
     True
   """
-  t, n, h = _check_operands(query, key, value, rank=3)
+  t, n, h = _check_operands("flash_attention_packed", query, key, value, rank=3)
   for name, x in (("query_starts", query_starts), ("key_starts", key_starts)):
     if x.ndim != 1 or x.shape[0] < 2 or x.dtype != jnp.int32 or x.shape != query_starts.shape:
       raise TileTypeError(f"flash_attention_packed: {name} is {x.dtype}{list(x.shape)}", loc=caller_loc(),
                           hint="int32 [sequences + 1], the same of queries and keys")
-  if not isinstance(max_query_length, int) or max_query_length < 1:
-    raise TileTypeError(f"flash_attention_packed: max_query_length={max_query_length!r}", loc=caller_loc(),
-                        hint="a Python int of 1 or more")
-  rule = _rule(h, scale, is_causal, local_window_size, query_offset, score)
+  whole("flash_attention_packed", "max_query_length", max_query_length, least=1)
+  rule = _rule("flash_attention_packed", h, scale, is_causal, local_window_size, query_offset, score)
   tiling = choose_attention_tiling(h, key.shape[0], causal=is_causal, plain=rule.score is None,
                                    target=default_target())
   outs = (jax.ShapeDtypeStruct(query.shape, query.dtype),
@@ -325,7 +324,7 @@ def attention_reference(query: jax.Array, key: jax.Array, value: jax.Array, *, s
   logits = jnp.einsum("btnh,bsnh->bnts", q, k, precision="highest") * (1 / math.sqrt(h) if scale is None else scale)
   logits = logits if score is None else score(logits)
   at, place = jnp.arange(s)[None, :], query_offset + jnp.arange(t)[:, None]
-  left, right = _window(local_window_size)
+  left, right = _window("attention_reference", local_window_size)
   seen = jnp.ones((t, s), bool) if not is_causal else at <= place
   seen = seen if left is None else seen & (at >= place - left)
   seen = (seen if right is None else seen & (at <= place + right))[None, None]
@@ -350,45 +349,43 @@ def _backward(inputs: tuple, outputs: tuple, cotangents: tuple, *, rule: Attenti
   return (*pull(cotangents if residual else cotangents[0]), None)
 
 
-def _rule(head_dim: int, scale: float | None, causal: bool, window: Any, offset: int,
+def _rule(function: str, head_dim: int, scale: float | None, causal: bool, window: Any, offset: int,
           score: Score | None) -> AttentionRule:
-  left, right = _window(window)
+  left, right = _window(function, window)
+  check_elementwise(function, "score", score)
   if causal:
     right = 0 if right is None else min(right, 0)
-  scale = float(1 / math.sqrt(head_dim) if scale is None else scale)
+  scale = number(function, "scale", 1 / math.sqrt(head_dim) if scale is None else scale)
   if scale <= 0 and score is None:        # the largest logit is then not that of the largest product
     score = _unchanged
-  return AttentionRule(scale, left, right, int(offset), score)
+  return AttentionRule(scale, left, right, whole(function, "query_offset", offset), score)
 
 
 def _unchanged(x: jax.Array) -> jax.Array:
   return x
 
 
-def _window(size: Any) -> tuple[int | None, int | None]:
-  if size is None:
-    return None, None
-  left, right = (size, size) if isinstance(size, int) else size
-  for x in (left, right):
-    if x is not None and (not isinstance(x, int) or x < 0):
-      raise TileTypeError(f"flash_attention: local_window_size={size!r}", loc=caller_loc(),
-                          hint="Python ints of 0 or more, (left, right), where None is no bound")
-  return left, right
+def _window(function: str, size: Any) -> tuple[int | None, int | None]:
+  sides = size if isinstance(size, tuple | list) else (size, size)
+  if len(sides) != 2 or any(x is not None and (type(x) is not int or x < 0) for x in sides):
+    raise TileTypeError(f"{function}: local_window_size={size!r}", loc=caller_loc(),
+                        hint="Python ints of 0 or more, (left, right), where None is no bound")
+  return sides[0], sides[1]
 
 
-def _check_operands(query: Any, key: Any, value: Any, rank: int = 4) -> tuple[int, ...]:
+def _check_operands(function: str, query: Any, key: Any, value: Any, rank: int = 4) -> tuple[int, ...]:
   arrays = {"query": query, "key": key, "value": value}
   for name, x in arrays.items():
     if getattr(x, "ndim", None) != rank:
-      raise TileTypeError(f"flash_attention: {name} has the shape {np.shape(x)}", loc=caller_loc(),
+      raise TileTypeError(f"{function}: {name} has the shape {np.shape(x)}", loc=caller_loc(),
                           hint=f"[{'batch, ' if rank == 4 else ''}length, heads, head dimension]")
-  check_dtypes("flash_attention", arrays)
+  check_dtypes(function, arrays)
   (*lead, _, n, h), (*others, _, kv, kh) = query.shape, key.shape
   if value.shape != key.shape or lead != others or h != kh or not kv or n % kv:
-    raise TileTypeError("flash_attention: " + ", ".join(f"{name} {list(x.shape)}" for name, x in arrays.items()),
+    raise TileTypeError(f"{function}: " + ", ".join(f"{name} {list(x.shape)}" for name, x in arrays.items()),
                         loc=caller_loc(),
                         hint="key and value [b, s, k, h] for a query [b, t, n, h], where n is a multiple of k")
-  check_head_dim("flash_attention", h)
+  check_head_dim(function, h)
   return query.shape
 
 

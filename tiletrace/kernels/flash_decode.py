@@ -17,8 +17,9 @@ import numpy as np
 import tiletrace as tt
 from tiletrace.core.errors import TileTypeError
 from tiletrace.core.source import caller_loc
+from tiletrace.kernels.arguments import number
 from tiletrace.kernels.flash_attention import check_dtypes, check_head_dim
-from tiletrace.kernels.kv_cache import Keys, Sight, block_of, check_cache, check_scale, gathered, seen_reference
+from tiletrace.kernels.kv_cache import Keys, Sight, block_of, check_cache, gathered, seen_reference
 from tiletrace.kernels.online_softmax import LOG2E, OnlineSoftmax, softmax_where, zero_past
 from tiletrace.kernels.split_kv import each_piece, split_attention, store_piece
 
@@ -125,12 +126,11 @@ def flash_decode(query: jax.Array, key: jax.Array, value: jax.Array, lengths: ja
   """
   b, t, n, h = _check_operands(query, key, value)
   check_cache("flash_decode", b, key, lengths, block_table)
-  scale = 1 / math.sqrt(h) if scale is None else scale
-  check_scale("flash_decode", scale)
+  scale = number("flash_decode", "scale", 1 / math.sqrt(h) if scale is None else scale, above=0)
   heads = key.shape[2]
   tiling = choose_decode_tiling(h, None if block_table is None else key.shape[1])
   kernel = functools.partial(flash_decode_kernel, tiling=tiling, sight=Sight(t if is_causal else 1, n // heads),
-                             scale=float(scale))
+                             scale=scale)
   return split_attention("flash_decode", kernel, query, (key, value), lengths, block_table, heads=heads, width=h,
                          bm=tiling.bm, block=tiling.bn, warpgroups=tiling.warpgroups, residual=return_residual,
                          options=STREAMED)

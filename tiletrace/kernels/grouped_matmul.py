@@ -11,8 +11,8 @@ import numpy as np
 import tiletrace as tt
 from tiletrace.core.errors import TileTypeError
 from tiletrace.core.source import caller_loc
+from tiletrace.kernels.arguments import float_array, float_dtype
 from tiletrace.kernels.matmul import Tiling
-from tiletrace.kernels.rows import float_array
 
 _SMALL = 96          # rows of an average group, up to which tiles of 64 rows waste less
 
@@ -96,9 +96,10 @@ def grouped_matmul(x: jax.Array, w: jax.Array, sizes: jax.Array, *, transpose_w:
   if sizes.shape != w.shape[:1] or sizes.dtype != np.int32:
     raise TileTypeError(f"grouped_matmul: sizes is {sizes.dtype}{list(sizes.shape)}, w has {w.shape[0]} matrices",
                         loc=caller_loc(), hint="one int32 for each: sizes.astype(jnp.int32)")
+  dtype = float_dtype("grouped_matmul", "out_dtype", out_dtype, x.dtype)
   if not w.shape[0]:
-    return jnp.zeros((x.shape[0], w.shape[1 if transpose_w else 2]), out_dtype or x.dtype)
-  return grouped_matmul_call(x.shape[0], w.shape, out_dtype or x.dtype, transpose_w=transpose_w)(x, w, sizes)
+    return jnp.zeros((x.shape[0], w.shape[1 if transpose_w else 2]), dtype)
+  return grouped_matmul_call(x.shape[0], w.shape, dtype, transpose_w=transpose_w)(x, w, sizes)
 
 
 def choose_tiling(m: int, n: int, groups: int) -> Tiling:

@@ -8,11 +8,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import tiletrace as tt
 from tiletrace.core.errors import TileTypeError
 from tiletrace.core.source import caller_loc
+from tiletrace.kernels.arguments import described
 
 _LEAST_BLOCK = 16        # keys: k of one wgmma
 
@@ -82,7 +82,7 @@ class Keys:
 def check_cache(name: str, batch: int, cache: Any, lengths: Any, table: Any) -> None:
   """Refuses lengths and tables that do not fit the cache, and pages that cannot be cut into blocks."""
   if getattr(lengths, "shape", None) != (batch,) or lengths.dtype != jnp.int32:
-    raise TileTypeError(f"{name}: lengths is {_described(lengths)}", loc=caller_loc(),
+    raise TileTypeError(f"{name}: lengths is {described(lengths)}", loc=caller_loc(),
                         hint=f"int32 [{batch}], one for each sequence: lengths.astype(jnp.int32)")
   if table is None:
     if cache.shape[0] != batch:
@@ -90,7 +90,7 @@ def check_cache(name: str, batch: int, cache: Any, lengths: Any, table: Any) -> 
                           hint="[b, s, ...] for b sequences; a cache of pages needs block_table")
     return
   if getattr(table, "ndim", None) != 2 or table.shape[0] != batch or not table.shape[1] or table.dtype != jnp.int32:
-    raise TileTypeError(f"{name}: block_table is {_described(table)}", loc=caller_loc(),
+    raise TileTypeError(f"{name}: block_table is {described(table)}", loc=caller_loc(),
                         hint=f"int32 [{batch}, max_pages], the numbers of the pages")
   if not cache.shape[0] or not cache.shape[1] or cache.shape[1] % _LEAST_BLOCK:
     raise TileTypeError(f"{name}: {cache.shape[0]} pages of {cache.shape[1]} keys", loc=caller_loc(),
@@ -100,12 +100,6 @@ def check_cache(name: str, batch: int, cache: Any, lengths: Any, table: Any) -> 
 def block_of(most: int, page_size: int | None) -> int:
   """Keys of a block: `most`, where pages are as large or several make it up; else what divides both."""
   return most if page_size is None or page_size % most == 0 or most % page_size == 0 else math.gcd(most, page_size)
-
-
-def check_scale(name: str, scale: Any) -> None:
-  """Refuses a scale for which the largest logit is not the one with the largest weight."""
-  if not isinstance(scale, int | float) or not scale > 0:
-    raise TileTypeError(f"{name}: scale={scale!r}", loc=caller_loc(), hint="a Python number above 0")
 
 
 def gathered(cache: jax.Array, table: jax.Array | None) -> tuple[jax.Array, jax.Array]:
@@ -125,7 +119,3 @@ def seen_reference(lengths: jax.Array, has: jax.Array, queries: int, is_causal: 
   behind = queries - 1 - jnp.arange(queries) if is_causal else jnp.zeros(queries, jnp.int32)
   ends = jnp.clip(lengths, 0, s)[:, None] - behind
   return (jnp.arange(s) < ends[..., None]) & has[:, None, :]
-
-
-def _described(x: Any) -> str:
-  return f"{getattr(x, 'dtype', type(x).__name__)}{list(np.shape(x))}"

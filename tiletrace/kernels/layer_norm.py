@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import tiletrace as tt
-from tiletrace.kernels.rows import check_vector, flatten_rows, float_array, plan_rows
+from tiletrace.kernels.arguments import float_array, number
+from tiletrace.kernels.rows import check_vector, flatten_rows, plan_rows
 
 
 def layer_norm_kernel(x, gamma, beta, y, *, rows, columns, eps):
@@ -87,7 +88,7 @@ def layer_norm(x: jax.Array, gamma: jax.Array | None = None, beta: jax.Array | N
     >>> bool(abs(y.mean()) < 1e-5), bool(abs(y.std() - 1) < 1e-3)
     (True, True)
   """
-  x = float_array("layer_norm", "x", x)
+  x, eps = float_array("layer_norm", "x", x), number("layer_norm", "eps", eps)
   gamma, beta = check_vector("layer_norm", "gamma", gamma, x), check_vector("layer_norm", "beta", beta, x)
   if not x.size:
     return x

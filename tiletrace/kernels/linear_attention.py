@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import tiletrace as tt
 from tiletrace.core.errors import TileTypeError
 from tiletrace.core.source import caller_loc
+from tiletrace.kernels.arguments import number
 
 KEY_DIMS = (64, 128)
 _CHUNK = 64               # queries whose keys are scored at once, by one warpgroup
@@ -123,7 +124,8 @@ def linear_attention(query: jax.Array, key: jax.Array, value: jax.Array, *, deca
   """
   _check_operands(query, key, value, decay, initial_state)
   b, _, h, dk = query.shape
-  call = linear_attention_call(value.shape, query.dtype, dk=dk, scale=float(scale), state=return_state)
+  scale = number("linear_attention", "scale", scale)
+  call = linear_attention_call(value.shape, query.dtype, dk=dk, scale=scale, state=return_state)
   out, state = call(query, key, value, decay, initial_state)
   assert state is None or state.shape == (b, h, dk, value.shape[-1])
   return (out, state) if return_state else out

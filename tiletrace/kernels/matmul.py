@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import tiletrace as tt
 from tiletrace.core.errors import TileTypeError
 from tiletrace.core.source import caller_loc
-from tiletrace.kernels.rows import float_array
+from tiletrace.kernels.arguments import check_elementwise, float_array, float_dtype
 from tiletrace.lowering.target import SM_90A
 
 Activation = Callable[[jax.Array], jax.Array]
@@ -141,10 +141,12 @@ def matmul(a: jax.Array, b: jax.Array, bias: jax.Array | None = None, *, activat
   if bias is not None and (bias := float_array("matmul", "bias", bias)).shape != (n,):
     raise TileTypeError(f"matmul: bias has the shape {bias.shape}, the product {n} columns", loc=caller_loc(),
                         hint="one element for each column")
+  check_elementwise("matmul", "activation", activation)
+  dtype = float_dtype("matmul", "out_dtype", out_dtype, a.dtype)
   outer = (a.shape[1],) if transpose_a else a.shape[:-1]
   flat = a if transpose_a else a.reshape(math.prod(outer), k)
   form = "nt"[transpose_a] + "nt"[transpose_b]
-  call = matmul_call((math.prod(outer), n), out_dtype or a.dtype, k=k, form=form, activation=activation)
+  call = matmul_call((math.prod(outer), n), dtype, k=k, form=form, activation=activation)
   return call(flat, b, bias).reshape(*outer, n)
 
 

@@ -18,8 +18,9 @@ import numpy as np
 import tiletrace as tt
 from tiletrace.core.errors import TileTypeError
 from tiletrace.core.source import caller_loc
+from tiletrace.kernels.arguments import number
 from tiletrace.kernels.flash_decode import flash_decode_reference
-from tiletrace.kernels.kv_cache import Keys, Sight, block_of, check_cache, check_scale
+from tiletrace.kernels.kv_cache import Keys, Sight, block_of, check_cache
 from tiletrace.kernels.online_softmax import LOG2E, OnlineSoftmax, zero_past
 from tiletrace.kernels.split_kv import each_piece, split_attention, store_piece
 
@@ -136,7 +137,7 @@ def mla_decode(query: jax.Array, cache: jax.Array, lengths: jax.Array, *, scale:
   """
   b, t, heads, _ = _check_operands(query, cache)
   check_cache("mla_decode", b, cache, lengths, block_table)
-  check_scale("mla_decode", scale)
+  scale = number("mla_decode", "scale", scale, above=0)
   tiling = choose_mla_tiling(t * heads, None if block_table is None else cache.shape[1])
   return mla_decode_tiled(query, cache, lengths, block_table, tiling, scale=scale, is_causal=is_causal,
                           residual=return_residual)
@@ -146,7 +147,7 @@ def mla_decode_tiled(query: jax.Array, cache: jax.Array, lengths: jax.Array, tab
                      tiling: MlaTiling, *, scale: float, is_causal: bool = True, residual: bool = False) -> Any:
   """`mla_decode` of operands that fit, with a tiling."""
   t, heads = query.shape[1:3]
-  kernel = functools.partial(mla_decode_kernel, tiling=tiling, scale=float(scale),
+  kernel = functools.partial(mla_decode_kernel, tiling=tiling, scale=scale,
                              sight=Sight(t if is_causal else 1, heads))
   return split_attention("mla_decode", kernel, query, (cache,), lengths, table, heads=1, width=LATENT, bm=_ROWS,
                          block=tiling.bn, warpgroups=2, residual=residual)

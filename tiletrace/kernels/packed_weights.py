@@ -24,6 +24,7 @@ import numpy as np
 import tiletrace as tt
 from tiletrace.core.errors import TileTypeError
 from tiletrace.core.source import caller_loc
+from tiletrace.kernels.arguments import float_array, whole
 
 Format = Literal["int4", "int8", "fp4"]
 FORMATS = get_args(Format)
@@ -126,6 +127,10 @@ def quantize_weights(w: jax.Array, *, format: Format = "int4", group: int = 128,
     ((4, 40), True)
   """
   check_format("quantize_weights", format)
+  w = float_array("quantize_weights", "w", w)
+  if w.ndim != 2:
+    raise TileTypeError(f"quantize_weights: w has the shape {w.shape}", loc=caller_loc(), hint="[k, n]")
+  whole("quantize_weights", "group", group, least=1)
   k, n = w.shape
   groups = tt.cdiv(k, group)
   w32 = jnp.pad(w.astype(jnp.float32), ((0, groups * group - k), (0, 0))).reshape(groups, group, n)

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import tiletrace as tt
-from tiletrace.kernels.rows import check_like, check_vector, flatten_rows, float_array, plan_rows, ring_of_rows
+from tiletrace.kernels.arguments import float_array, number
+from tiletrace.kernels.rows import check_like, check_vector, flatten_rows, plan_rows, ring_of_rows
 
 
 def rms_norm_kernel(x, gamma, residual, gate, y, h=None, *, rows, columns, eps, silu, num_stages=0):
@@ -108,7 +109,7 @@ def rms_norm(x: jax.Array, gamma: jax.Array | None = None, *, residual: jax.Arra
     >>> y.shape, y.dtype, bool(abs(jnp.mean(jnp.square(y.astype("float32"))) - 1) < 0.01)
     ((2, 3, 320), dtype(bfloat16), True)
   """
-  x = float_array("rms_norm", "x", x)
+  x, eps = float_array("rms_norm", "x", x), number("rms_norm", "eps", eps)
   gamma = check_vector("rms_norm", "gamma", gamma, x)
   residual, gate = check_like("rms_norm", "residual", residual, x), check_like("rms_norm", "gate", gate, x)
   if not x.size:

@@ -13,12 +13,12 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import tiletrace as tt
 from tiletrace.core.errors import TileTypeError
 from tiletrace.core.source import caller_loc
+from tiletrace.kernels.arguments import float_array
 from tiletrace.lowering.layouts.fragment import blocked_for_reduction
 from tiletrace.lowering.target import SM_90A
 
@@ -120,21 +120,6 @@ def _limit(threads: int) -> int:
 
 
 # ---- arguments
-
-
-def float_array(function: str, name: str, x: Any) -> jax.Array:
-  """`x` as an array of floats of rank 1 or more.
-
-  Raises:
-    TileTypeError: it is none.
-  """
-  x = jnp.asarray(x)
-  if x.dtype not in (jnp.bfloat16, jnp.float16, jnp.float32):
-    raise TileTypeError(f"{function}: {name} is {x.dtype}[{_extents(x.shape)}]", loc=caller_loc(),
-                        hint=f"bfloat16, float16 or float32: {name}.astype(jnp.float32)")
-  if not x.ndim:
-    raise TileTypeError(f"{function}: {name} is a scalar", loc=caller_loc(), hint="give it an axis: x[None]")
-  return x
 
 
 def check_like(function: str, name: str, y: Any, x: jax.Array) -> jax.Array | None:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import tiletrace as tt
 from tiletrace.core.errors import TileTypeError
 from tiletrace.core.source import caller_loc
+from tiletrace.kernels.arguments import float_dtype
 from tiletrace.kernels.matmul import Tiling, choose_tiling
 
 BLOCK = 128               # elements along k, and rows of w, that share a scale
@@ -117,7 +118,8 @@ def scaled_matmul(x: jax.Array, w: jax.Array, x_scale: Any, w_scale: Any, *, fas
     raise TileTypeError("scaled_matmul: fast=True with a scale for each block of 128", loc=caller_loc(),
                         hint="such sums leave the tensor core at every block; drop fast=")
   m, k = x.shape
-  call = scaled_matmul_call((m, w.shape[0]), out_dtype, k=k, scaling=scaling, fast=fast)
+  dtype = float_dtype("scaled_matmul", "out_dtype", out_dtype)
+  call = scaled_matmul_call((m, w.shape[0]), dtype, k=k, scaling=scaling, fast=fast)
   return call(x, w, x_scale.T if scaling == "block" else x_scale, w_scale)
 
 

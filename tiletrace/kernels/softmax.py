@@ -14,7 +14,8 @@ import numpy as np
 import tiletrace as tt
 from tiletrace.core.errors import TileTypeError
 from tiletrace.core.source import caller_loc
-from tiletrace.kernels.rows import float_array, plan_rows
+from tiletrace.kernels.arguments import float_array, whole
+from tiletrace.kernels.rows import plan_rows
 
 _LOG2E = math.log2(math.e)
 
@@ -194,7 +195,7 @@ def softmax(x: jax.Array, axis: int | Sequence[int] = -1, *, where: jax.Array | 
 
 
 def _axes(x: jax.Array, axis: int | Sequence[int]) -> tuple[int, ...]:
-  axes = (axis,) if isinstance(axis, int) else tuple(axis)
+  axes = tuple(whole("softmax", "axis", a) for a in (axis if isinstance(axis, tuple | list) else (axis,)))
   if not axes or any(not -x.ndim <= a < x.ndim for a in axes) or len({a % x.ndim for a in axes}) < len(axes):
     raise TileTypeError(f"softmax: axis={axis} of an array of rank {x.ndim}", loc=caller_loc(),
                         hint=f"one or several of -{x.ndim} to {x.ndim - 1}")
