@@ -206,7 +206,8 @@ def test_bools_are_no_matrices_for_ldmatrix(warpgroups):
     y[...] = tt.all(flags, axis=0)
     z[...] = flags == tt.broadcast_to(flags[32:33], flags.shape)
 
-  call = tt.tile_call(kernel, (struct(8, 4, dtype="bool"), struct(64, 8, 4, dtype="bool")), grid=1, warpgroups=warpgroups)
+  flags = tuple(struct(*shape, dtype="bool") for shape in ((8, 4), (64, 8, 4)))
+  call = tt.tile_call(kernel, flags, grid=1, warpgroups=warpgroups)
   x = normal(np.random.default_rng(5), 64, 8, 4)
   x[:, 0, 0] = 2
   for got, want in zip(simulated.run(call.lower(x), Case(call, (x,), (), "exact")), call(x), strict=True):

@@ -81,11 +81,11 @@ def check_in_range(eqn: Eqn, ctx: SelectContext) -> None:
       start, name = ctx.facts[ref.dyn[dim.start.index]], ref.root.hint or "the buffer"
       known = "is any number" if start.lo < -(2**30) or start.hi > 2**30 else f"runs from {start.lo} to {start.hi}"
       last = ref.type.shape[d] - 1 - (dim.size - 1) * dim.stride  # type: ignore[operator]
-      cut = "" if not dim.edges else ", and inside of the part of it that this part is cut from"
+      cut = ", and inside of the part of it that this part is cut from" if dim.edges else ""
+      hint = "cut the buffer once, by one index that is bounded" if cut else (
+        f"bound it: i % {last + 1}, or a loop index")
       raise LoweringError(f"{eqn.primitive}: the index of {name} {ref.type} along dimension {d} is not provably from 0 "
-                          f"to {last}{cut}: it {known}", loc=eqn.loc,
-                          hint=f"bound it: i % {last + 1}, or a loop index" if not cut else "cut the buffer once, by one "
-                          "index that is bounded by % or a loop")
+                          f"to {last}{cut}: it {known}", loc=eqn.loc, hint=hint)
 
 
 def access_width(ref: RefOperand, layout: Layout, threads: int, guard: tuple[int, ...], facts: Facts) -> int:
