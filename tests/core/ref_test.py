@@ -74,6 +74,14 @@ def test_views_of_views_compose_with_strides_and_transposes():
   np.testing.assert_array_equal(got, X[1:, ::3].T[1:3][:, 1:4])
 
 
+def test_an_index_of_a_strided_view_removes_its_dimension():
+  def kernel(x, y):
+    y[...] = x.at[1::2].at[1][...] + x.at[1::2].at[tt.program_id(0) + 2][...]
+
+  got = np.asarray(run(trace(kernel, grid=(1,), x=f32(6, 10), y=Out(f32(10))), X)[0])
+  np.testing.assert_array_equal(got, X[3] + X[5])
+
+
 def test_the_view_names_root_coordinates():
   ref = view_in(lambda x: x.at[2:8].at[tt.block(tt.program_id(0), 3), 4].T, 16, 10)
   rows = ViewDim(Dyn(0), 3, edges=((2, 8),))

@@ -84,6 +84,8 @@ def test_whole_numbers_and_dtypes_are_what_they_say():
     jax.checkpoint(jnp.sin), lambda s: jax.lax.cond(True, jnp.sin, jnp.cos, s)])
 def test_functions_of_single_elements_are_taken(f):
   check_elementwise("f", "score", f)
+  x = jnp.linspace(0.1, 2, 6).reshape(2, 3)
+  assert f is None or jnp.allclose(f(x), jax.vmap(jax.vmap(f))(x))
 
 
 @pytest.mark.parametrize("f", [

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tiletrace as tt
+from tests.tracing import Out, f32, i32, trace
 from tiletrace.core.graph import walk
 from tiletrace.lowering.facts import _RULES, Fact, Facts, constant
 
@@ -86,3 +87,15 @@ def test_nothing_is_known_of_what_is_loaded_or_runs_downwards():
   graph, facts = _facts(kernel, 1)
   loop = next(e for e in graph.body.eqns if e.primitive.name == "for_loop")
   assert facts[loop.blocks[0].invars[0]] == Fact()
+
+
+def test_the_difference_of_sums_that_share_a_term_does_not_depend_on_it():
+  def kernel(n, x, y):
+    start = n[...] + 3
+    y[...] = x[start + tt.program_id(0) % 3] + x[n[...]]
+
+  graph = trace(kernel, n=i32(), x=f32(100), y=Out(f32()))
+  facts = Facts(graph)
+  start, far = (e.outvars[0] for e in graph.body.eqns if e.primitive.name == "add" and e.outvars[0].dtype == np.int32)
+  assert facts.difference(far, start) == Fact(0, 2) and facts.difference(start, far) == Fact(-2, 0)
+  assert facts.difference(start, start).lo == facts.difference(start, start).hi == 0 and facts[far].lo < -(2**30)

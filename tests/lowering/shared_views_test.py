@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tiletrace as tt
-from tiletrace.core.errors import LayoutError
+from tiletrace.core.errors import LayoutError, LoweringError
 from tiletrace.lowering.layouts.relation import make
 from tiletrace.lowering.shared_views import _drop
 
@@ -97,3 +97,45 @@ def test_what_is_left_of_a_layout_lies_where_it_lay():
       for d, i in zip(kept, index, strict=True):
         whole[d] = i
       assert left.offset_of(index) == layout.offset_of(whole)
+
+
+def test_parts_of_parts_are_cut_at_indices_that_stay_inside_of_both():
+  def kernel(x, y):
+    i = tt.program_id(0)
+    s = tt.alloc_shared(x.shape, x.dtype)
+    tt.copy(x, s)
+    y[0, :] = s.at[2:6].at[i % 4][...]
+    y[1, :] = s.at[tt.block(i % 2, 4)].at[tt.block(i % 3, 1)][...][0]
+    y[2, :] = s.at[1::2].at[i % 3][...]
+
+  x = normal((8, 20), jnp.float32)
+  np.testing.assert_array_equal(simulated(kernel, x, (3, 20)), x[[2, 0, 1]])
+
+
+def test_a_part_of_a_part_that_may_end_outside_of_it_is_refused():
+  def kernel(x, y):
+    s = tt.alloc_shared(x.shape, x.dtype)
+    s[...] = x[...]
+    y[...] = s.at[2:6].at[tt.block(tt.program_id(0) % 3, 2)][...]
+
+  with pytest.raises(LoweringError) as e:
+    tt.tile_call(kernel, jax.ShapeDtypeStruct((2, 8), jnp.float32), grid=4).lower(normal((8, 8), jnp.float32))
+  assert "is not provably from 0 to 6, and inside of the part of it that this part is cut from" in str(e.value)
+  assert "s.at[2:6]" in str(e.value)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_buffer_may_be_contiguous_along_any_dimension(dtype):
+  """Where a transposed view is copied into: the first of three is the array's last."""
+  def kernel(x, y):
+    s = tt.alloc_shared(x.shape[::-1], x.dtype)
+    one = tt.alloc_shared((), x.dtype)
+    tt.copy(x, s.T)
+    tt.copy(s.at[3, 2, 1], one)
+    y[...] = s[...]
+    y[0, 0, 0] = one[...]
+
+  x = normal((3, 5, 16), dtype)
+  want = x.T.copy()
+  want[0, 0, 0] = want[3, 2, 1]
+  np.testing.assert_array_equal(simulated(kernel, x, (16, 5, 3)), want)

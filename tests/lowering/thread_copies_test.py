@@ -356,3 +356,24 @@ def test_parts_are_whole_accesses_of_every_element_once(part):
     assert sorted(r for p in parts for r in p.registers) == list(range(48))
     assert all(sorted(r for g in p.loads for r in g) == sorted(r for g in p.stores for r in g) for p in parts)
     assert max(len(p.registers) for p in parts) <= max(part, len(stores[0]))
+
+
+def test_one_ring_takes_pushes_of_tma_and_of_threads_in_turn():
+  """x's rows are no multiple of 16 bytes, w's are: each phase has an arrival of either kind."""
+  def kernel(x, w, y):
+    s, acc = tt.alloc_shared((16, 16), x.dtype), tt.alloc_fragment((16, 16), x.dtype)
+    acc[...] = 0
+    for k in tt.pipelined(3, num_stages=3):
+      tt.copy(x.at[:, tt.block(k, 16)], s)
+      acc[...] = acc[...] * 2 + s[...]
+      tt.copy(w.at[:, tt.block(k, 16)], s)
+      acc[...] = acc[...] * 2 - s[...]
+    y[...] = acc[...]
+
+  rng = np.random.default_rng(3)
+  x, w = (rng.integers(-4, 5, (16, n)).astype(F32) for n in (47, 48))
+  call = tt.tile_call(kernel, struct(16, 16), grid=1)
+  lowered = call.lower(x, w)
+  assert dispatches(lowered) == {"tma", "cp_async"} and arrivals(lowered)["full"] == 2
+  got, = simulated.run(lowered, Case(call, (x, w), (), "exact"))
+  np.testing.assert_array_equal(got, np.asarray(call(x, w)))

@@ -367,7 +367,7 @@ def _cut(ref: Ref, p: int, dim: Dim, n: int, item: Any) -> Dim:
   elif isinstance(i, int) and i < 0:
     raise TileIndexError(f"{what}: {i} counts from the end of a dimension of dynamic size", loc=user_loc(),
                          hint="write size - 1 with the size you gave to tt.ds, or the reference's shape")
-  return dataclasses.replace(_narrow(dim, extent, i, 1, 1), squeezed=True)
+  return dataclasses.replace(_narrow(dim, extent, i, 1, 1), stride=1, squeezed=True)
 
 
 def _narrow(dim: Dim, extent: int, start: Part, size: Part, stride: int) -> Dim:

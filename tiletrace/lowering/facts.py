@@ -85,6 +85,20 @@ class Facts:
       return constant(int(a.value)) if isinstance(a.value, int) else UNKNOWN
     return self._of.get(a, UNKNOWN)
 
+  def difference(self, a: Atom | int, b: Atom | int) -> Fact:
+    """What is known of a - b: more than the two facts say where both are sums that share terms."""
+    plus, minus = self._terms(a), self._terms(b)
+    for term in [t for t in plus if isinstance(t, Var)]:
+      if term in minus:
+        plus.remove(term)
+        minus.remove(term)
+    apart = sum((self[t] for t in plus), constant(0)) - sum((self[t] for t in minus), constant(0))
+    return apart.meet(self[a] - self[b])
+
+  def _terms(self, a: Atom | int) -> list[Atom | int]:
+    eqn = self._by.get(a) if isinstance(a, Var) else None
+    return [a] if eqn is None or eqn.primitive.name != "add" else [t for v in eqn.values for t in self._terms(v)]
+
   def certainly_runs(self, loop: Eqn) -> bool:
     """A loop that goes up has an iteration at least."""
     first, end = loop.values[:2]

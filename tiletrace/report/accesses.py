@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 
+from tiletrace.core import dtypes
 from tiletrace.core.graph import Eqn, RefOperand, Var
 from tiletrace.core.types import Space
 from tiletrace.lowering.facts import Facts
@@ -226,7 +227,8 @@ class Accesses:
   def _ldmatrix(self, ref: RefOperand, layout: Layout | None, site: Site) -> Access | None:
     """Where emit/memory.py takes it: rows of 16 bytes that a plain load would read 4 bytes at a time."""
     item, threads, place = ref.type.dtype.itemsize, site.role.threads, self._place(ref)
-    if layout is None or site.elected is not None or place.alignment(item, self.facts) % _ROW:
+    if (layout is None or site.elected is not None or ref.type.dtype == dtypes.bool_
+        or place.alignment(item, self.facts) % _ROW):
       return None
     table = shared_bytes(place, layout, threads, item)
     inside = inside_view(coordinates(layout, threads), ref.view.static_shape)

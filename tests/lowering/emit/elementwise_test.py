@@ -191,3 +191,16 @@ def test_jax_functions_become_tile_operations():
   lowered = ptx(lambda x: tt.call_jax(lambda v: jnp.tanh(v) * jnp.where(v > 0, v, 0.1 * v), x))
   assert count(lowered, "ex2.approx") == 4 and count(lowered, "selp.f32") >= 4
   assemble(lowered)
+
+
+@pytest.mark.parametrize("f", [lambda i: i.astype(F32), lambda i: tt.exp2(i.astype(F32)) > 2, lambda i: i.astype(BOOL),
+                               lambda i: i.astype(U32) * 3, lambda i: (i > 1).astype(F32)])
+@pytest.mark.parametrize("n", [2, 4])
+def test_a_thread_that_has_several_numbers_converts_each(f, n):
+  """One thread has all elements of a short iota, which are literals there."""
+  def kernel(y):
+    y[...] = f(tt.arange(n)).astype(y.dtype)
+
+  call = tt.tile_call(kernel, struct(n, dtype=F32), grid=1)
+  (got,) = simulated.run(call.lower(), Case(call, (), (), "exact"))
+  np.testing.assert_array_equal(got, np.asarray(call()))

@@ -196,3 +196,19 @@ def test_three_warpgroups_read_operands_of_columns_that_no_power_of_two_divides(
 
   assert variants(lowered, "gemm") == ["mma_sync"]
   assert_close(call(x, w), x.astype(np.float64) @ w.astype(np.float64), "gemm")
+
+
+@pytest.mark.parametrize("warpgroups", [2, 3])
+def test_bools_are_no_matrices_for_ldmatrix(warpgroups):
+  """What crosses warps does so through shared memory: bytes there, predicates in registers."""
+  def kernel(x, y, z):
+    flags = x[...] > 1
+    y[...] = tt.all(flags, axis=0)
+    z[...] = flags == tt.broadcast_to(flags[32:33], flags.shape)
+
+  flags = tuple(struct(*shape, dtype="bool") for shape in ((8, 4), (64, 8, 4)))
+  call = tt.tile_call(kernel, flags, grid=1, warpgroups=warpgroups)
+  x = normal(np.random.default_rng(5), 64, 8, 4)
+  x[:, 0, 0] = 2
+  for got, want in zip(simulated.run(call.lower(x), Case(call, (x,), (), "exact")), call(x), strict=True):
+    np.testing.assert_array_equal(got, np.asarray(want))

@@ -152,3 +152,14 @@ def test_a_function_of_one_row_is_computed_once():
 
   lowered = lower(kernel, [struct(16, 256), struct(16)], struct(16, 256))
   assert count(lowered, "bra") <= 16
+
+
+@pytest.mark.parametrize("to", [I32, U32, F32])
+def test_the_bits_of_numbers_that_are_literals(to):
+  def kernel(y, z):
+    y[...] = tt.bitcast_convert_type(tt.full((100, 8), 1 if to == F32 else 1., I32 if to == F32 else F32), to)
+    z[...] = tt.bitcast_convert_type(tt.arange(4), to)
+
+  call = tt.tile_call(kernel, (struct(100, 8, dtype=to), struct(4, dtype=to)), grid=1)
+  for got, want in zip(simulated.run(call.lower(), Case(call, (), (), "exact")), call(), strict=True):
+    np.testing.assert_array_equal(got, np.asarray(want))

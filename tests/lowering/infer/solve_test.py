@@ -9,7 +9,7 @@ import pytest
 
 import tiletrace as tt
 from tests.lowering.kernels import BF16, F32, assemble, count, lower, matmul, notes, struct
-from tiletrace.core.errors import LayoutError
+from tiletrace.core.errors import LayoutError, LoweringError
 from tiletrace.core.graph import walk
 from tiletrace.lowering.layouts.catalog import wgmma_a_fragment, wgmma_accumulator
 from tiletrace.lowering.layouts.shared import recognise_swizzle
@@ -141,3 +141,13 @@ def test_views_of_fragments_cut_whole_registers_or_are_refused_with_the_layout()
     lower(kernel, [struct(64, 64)], struct(8, 64), static={"start": 3})
   assert "does not cut whole registers of every thread" in str(e.value)
   assert "f[start:start + 8, :]" in str(e.value) and "layout is" in str(e.value)
+
+
+def test_a_value_of_no_elements_is_refused_where_it_would_need_registers():
+  def kernel(x, y):
+    rest = x[...][3:3]
+    y[...] = tt.fori_loop(0, 3, lambda i, c: (c[0] + tt.sum(c[1]), c[1]), (x[...], rest))[0]
+
+  with pytest.raises(LoweringError, match="a value of no elements has no registers") as e:
+    lower(kernel, [struct(8, 4)], struct(8, 4))
+  assert "rest = x[...][3:3]" in str(e.value)

@@ -6,6 +6,7 @@ import pytest
 from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.layouts.shared import SWIZZLES, recognise_swizzle, shared_layout
 from tiletrace.lowering.layouts.tma import ALIGNMENT, Box, tma_boxes, tma_refusal
+from tiletrace.lowering.shared_views import stack
 
 
 def copy_in(tile: np.ndarray, layout: Layout, boxes: list[Box], bits: int, order: tuple[int, ...]) -> np.ndarray:
@@ -107,3 +108,14 @@ def test_a_tile_that_tensor_copies_cannot_fill_says_why(layout, bits, order, rea
 def test_an_unrecognised_layout_says_so():
   layout = shared_layout((64, 64), 16, 128)
   assert "not one of the hardware's swizzles" in str(tma_refusal(layout, 32, (1, 0)))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(3, 4), (8, 4), (5, 16), (8, 32)])
+def test_a_box_does_not_span_the_gaps_between_tiles_of_a_stack(rows, columns):
+  """Each tile of a stack starts at a multiple of 128 bytes; a box is dense."""
+  layout = stack(shared_layout((rows, columns), 32, 0), 7, 32)
+  boxes = tma_boxes(layout, 32, (2, 1, 0))
+  tile = np.random.default_rng(rows).permutation(7 * rows * columns).reshape(7, rows, columns)
+  memory = copy_in(tile, layout, boxes, 32, (2, 1, 0))
+  assert np.array_equal(memory[layout.coordinates("off", np.ogrid[:7, :rows, :columns])], tile)
+  assert len(boxes) == (1 if rows * columns * 4 % 128 == 0 else 7)

@@ -219,8 +219,10 @@ def _cast(ctx: EmitContext, eqn: Eqn) -> None:
     return
   _, (xs,) = operands(ctx, eqn)
   b, kind, was = ctx.b, compute_type(to), compute_type(source)
-  if kind != was and not any(isinstance(x, Reg) for x in xs):
-    xs = [_predicates(b, xs[:1])[0] if was == "pred" else register(b, xs[0], was)] * len(xs)
+  if kind != was:
+    numbers = {x: _predicates(b, [x])[0] if was == "pred" else register(b, x, was)
+               for x in dict.fromkeys(xs) if not isinstance(x, Reg)}  # several: a thread's elements of an iota
+    xs = [x if isinstance(x, Reg) else numbers[x] for x in xs]
   result(ctx, eqn, [_convert(b, x, was, to) for x in xs])
 
 

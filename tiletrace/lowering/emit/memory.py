@@ -112,7 +112,8 @@ def view_coordinates(ref: RefOperand, table: np.ndarray) -> np.ndarray:
 def _load_shared(ctx: EmitContext, eqn: Eqn) -> None:
   ref, out = eqn.refs[0], eqn.outvars[0]
   access = SharedAccess(ctx, ref, ctx.layouts.get(out))
-  if access.size <= 4 and access.fill is None and ctx.scope.elected is None and access.starts_at(16):
+  holds_bits = ref.type.dtype != dtypes.bool_       # registers hold what memory does; booleans are predicates here
+  if holds_bits and access.size <= 4 and access.fill is None and ctx.scope.elected is None and access.starts_at(16):
     for trans in (False, True):
       starts = matrix_rows(access.table, ref.type.dtype.itemsize, trans=trans)
       if starts is not None:

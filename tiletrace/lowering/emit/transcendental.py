@@ -67,12 +67,13 @@ def _bitcast(ctx: EmitContext, eqn: Eqn) -> None:
   if x.dtype.itemsize != to.itemsize:
     x = materialise(ctx.b, x)
   count = x.count * x.dtype.itemsize // to.itemsize
-  if x.count == 1 and not isinstance(x.regs[0], Reg):
-    regs: tuple[Operand, ...] = (np.asarray(x.regs[0]).astype(x.dtype).view(to).item(),)
-  elif to.itemsize < 4 and x.dtype != dtypes.f32:
-    regs = x.regs
-  else:
-    change = {"f32": bits, "b32": from_bits}
-    wanted = "f32" if to == dtypes.f32 else "b32"
-    regs = tuple(r if not isinstance(r, Reg) or r.cls == wanted else change[r.cls](ctx.b, r) for r in x.regs)
+  wanted = "f32" if to == dtypes.f32 else "b32"
+
+  def one(r: Operand) -> Operand:
+    if not isinstance(r, Reg):                     # a number, not its bits
+      return np.asarray(r).astype(x.dtype).view(to).item()
+    return r if r.cls == wanted else {"f32": bits, "b32": from_bits}[r.cls](ctx.b, r)
+
+  packed = not x.is_literal and to.itemsize < 4 and x.dtype != dtypes.f32
+  regs = x.regs if packed else tuple(map(one, x.regs))
   ctx.bind(eqn.outvars[0], Elements(to, count, regs))

@@ -122,12 +122,15 @@ def _candidate(type_: RefType, inner: int, swizzle: int, for_gemm: bool) -> Layo
   """Two tile dimensions (the last two), stacked for each leading index."""
   shape, bits = type_.shape, max(8, type_.dtype.itemsize * 8)
   tile, lead = shape[-2:], shape[:-2]
+  if not shape:
+    return "a buffer of one element has no rows" if swizzle else shared_layout(shape, bits, 0)
   if inner < len(lead):
-    return f"dimension {inner} is contiguous in global memory, and is not one of the last two"
+    if swizzle or for_gemm:
+      return f"dimension {inner} is contiguous in global memory, and is not one of the last two"
+    return shared_layout(shape, bits, 0, order=(inner, *(d for d in reversed(range(len(shape))) if d != inner)))
   inner -= len(lead)
   order = (inner, *(d for d in range(len(tile)) if d != inner))
-  row_bytes = tile[inner] * bits // 8 if tile else 0
-  rows = math.prod(tile) // tile[inner] if tile else 0
+  row_bytes, rows = tile[inner] * bits // 8, math.prod(tile) // tile[inner]
   if swizzle and (len(tile) < 2 or row_bytes % swizzle or rows % 8):
     return f"rows of {row_bytes} bytes, {rows} of them, are not made of 8 x {swizzle} bytes"
   block = 16 if for_gemm and not swizzle and row_bytes % 16 == 0 else None

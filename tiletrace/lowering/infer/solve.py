@@ -25,7 +25,7 @@ import tiletrace.lowering.infer.profile
 import tiletrace.lowering.infer.reduce
 import tiletrace.lowering.infer.relayout
 import tiletrace.lowering.infer.shape  # noqa: F401
-from tiletrace.core.errors import LayoutError
+from tiletrace.core.errors import LayoutError, LoweringError
 from tiletrace.core.graph import Block, Eqn, TileGraph, Var, walk
 from tiletrace.core.ops.cumulative import CUMULATIVE
 from tiletrace.core.ops.reduce import REDUCTIONS
@@ -66,7 +66,9 @@ def infer_layouts(graph: TileGraph, target: Target) -> LaidOut:
 
   Raises:
     LayoutError: two anchors want different layouts of one fragment (both places are named).
+    LoweringError: a value of no elements is left: what only has to do with such is folded before.
   """
+  _check_elements(graph)
   reduced = {e.values[0].shape: (e.params["axis"],) for e in walk(graph.body) if e.primitive in CUMULATIVE}
   reduced |= {e.values[0].shape: e.params["axes"] for e in walk(graph.body) if e.primitive in REDUCTIONS}
   ctx = InferContext(graph, target, Facts(graph), role_sizes(graph).__getitem__, reduced)
@@ -82,6 +84,14 @@ def infer_layouts(graph: TileGraph, target: Target) -> LaidOut:
   layouts = {**solver.layouts, **shared_layouts(ctx)}
   body = _Converter(constraints, layouts).block(graph.body)
   return LaidOut(graph.replace(body=body), layouts)
+
+
+def _check_elements(graph: TileGraph) -> None:
+  for eqn in walk(graph.body):
+    for var in (*eqn.outvars, *(v for b in eqn.blocks for v in b.invars), *eqn.values):
+      if isinstance(var.type, TileType) and 0 in var.type.shape:
+        raise LoweringError(f"{eqn.primitive} of {var.type}: a value of no elements has no registers", loc=eqn.loc,
+                            hint="leave it out where it is empty: shapes are Python numbers, and Python's if decides")
 
 
 class _Solver:
@@ -237,9 +247,10 @@ class _Converter:
             out.append(_cut_through_shared(eqn))
             return
           if produced is None:
+            hint = "reshape the array outside of the kernel, or take extents that are powers of two" if (
+                eqn.primitive is reshape_p) else "take other bounds, or go through shared memory"
             raise LayoutError(f"this {eqn.primitive} does not cut whole registers of every thread", loc=eqn.loc,
-                              hint=f"the operand's layout is {self.layouts[c.operand]}; take other bounds, or go "
-                                   "through shared memory")
+                              hint=f"the operand's layout is {self.layouts[c.operand]}; {hint}")
           after = (c.out, produced)
         elif c.operand in eqn.invars and not eqn.blocks:
           read = c.backward(self.layouts[c.out])

@@ -29,20 +29,22 @@ class Box:
   smem_offset: int
 
 
-def runs(layout: Layout) -> list[tuple[int, int, int]]:
-  """An unswizzled layout along `off`: (dim, extent, step), innermost first, neighbours joined."""
+def runs(layout: Layout) -> list[tuple[int, int, int, int]]:
+  """An unswizzled layout along `off`: (dim, extent, step, stride), innermost first, neighbours joined. A stride that is
+  more than what lies below it leaves a gap, as tiles of a stack do that start at multiples of 128 bytes."""
   parts = []
-  for column in layout.columns("off"):
+  for i, column in enumerate(layout.columns("off")):
     vector = unpack(column, layout.rank)
     dim = next(d for d, x in enumerate(vector) if x)
-    parts.append((dim, 2, vector[dim]))
-  parts += [(o.dim, o.extent, o.step) for o in layout.outers_of("off")]
-  joined: list[tuple[int, int, int]] = []
-  for dim, extent, step in parts:
-    if joined and joined[-1][0] == dim and joined[-1][1] * joined[-1][2] == step:
-      joined[-1] = (dim, joined[-1][1] * extent, joined[-1][2])
+    parts.append((dim, 2, vector[dim], 1 << i))
+  parts += [(o.dim, o.extent, o.step, o.stride) for o in layout.outers_of("off")]
+  joined: list[tuple[int, int, int, int]] = []
+  for dim, extent, step, stride in parts:
+    below = joined[-1] if joined else (None, 0, 0, 0)
+    if below[0] == dim and below[1] * below[2] == step and below[1] * below[3] == stride:
+      joined[-1] = (dim, below[1] * extent, *below[2:])
     else:
-      joined.append((dim, extent, step))
+      joined.append((dim, extent, step, stride))
   return joined
 
 
@@ -75,10 +77,9 @@ def _boxes(layout: Layout, dtype_bits: int, order: tuple[int, ...]) -> tuple[Box
   swizzle, plain = found
   box, repeats = [1] * layout.rank, []
   position = 0
-  for dim, extent, step in runs(plain):
+  for dim, extent, step, stride in runs(plain):
     place = order.index(dim)
-    apart = plain.offset_of([step if d == dim else 0 for d in range(layout.rank)])
-    if repeats or place < position or step != box[dim] or apart != math.prod(box):      # a box has no gaps
+    if repeats or place < position or step != box[dim] or stride != math.prod(box):      # a box has no gaps
       repeats.append((dim, extent, step))
       continue
     position = place

@@ -2,7 +2,8 @@
 
 A push: all threads wait until the slot is free, one of them starts TMA's share, all copy the rest. What threads wrote
 becomes visible to wgmma by a proxy fence of every writer; after a sync of the warpgroup its first thread arrives. So a
-phase of `full` is completed by one arrival for TMA, with its bytes, and one for the threads.
+phase of `full` is completed by one arrival for TMA, with its bytes (0 where another push of the ring has some), and one
+for the threads.
 
 Copies by cp.async arrive `lag` iterations late, so that several slots are in flight. The consumers release a slot one
 iteration after they read it, and the producer waits for the slot that was pushed `slots` iterations before: with
@@ -73,10 +74,7 @@ def fill(b: Builder, push: Push, loop: FillLoop | None) -> None:
     one = b.inner()
     if not ring.by_threads:
       one.wait(push.resources.empty, push.slot, push.phase)
-    if push.by_tma:
-      one.arrive_expect_tx(full, push.slot, sum(dst.type.dtype.itemsize * _size(dst) for _, _, dst in push.by_tma))
-    else:
-      one.arrive(full, push.slot, 1)
+    one.arrive_expect_tx(full, push.slot, sum(dst.type.dtype.itemsize * _size(dst) for _, _, dst in push.by_tma))
     for copy, src, dst in push.by_tma:
       issue = Builder(copy.loc)
       issue.copy_async(src, dst, (full, push.slot))

@@ -3,11 +3,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 from tiletrace.core.errors import LoweringError
 from tiletrace.core.graph import Eqn, RefOperand, TileGraph, Var
 from tiletrace.core.rules import RuleTable
-from tiletrace.core.types import Dyn, Size, Space
+from tiletrace.core.types import Dyn, Size, Space, ViewDim
 from tiletrace.lowering.facts import Facts, extent_fact
 from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.options import CompileOptions
@@ -53,9 +54,18 @@ def guard_dims(ref: RefOperand, facts: Facts) -> tuple[int, ...]:
     start = facts[ref.dyn[dim.start.index] if isinstance(dim.start, Dyn) else dim.start]
     assert not isinstance(dim.size, Dyn), ref
     beyond = isinstance(dim.size, int) and start.hi + (dim.size - 1) * dim.stride >= extent_fact(extent).lo
-    if dim.edges or start.lo < 0 or beyond:         # a Size is the root's own
-      out.append(d)
+    if start.lo < 0 or beyond or not all(_is_within(ref, dim, edge, facts) for edge in dim.edges):
+      out.append(d)                                 # a Size is the root's own
   return tuple(out)
+
+
+def _is_within(ref: RefOperand, dim: ViewDim, edge: tuple[Any, Any], facts: Facts) -> bool:
+  """Whether the view is provably inside of one that it cuts."""
+  start, lo, hi = (ref.dyn[p.index] if isinstance(p, Dyn) else p for p in (dim.start, *edge))
+  if any(isinstance(x, Size) for x in (start, lo, hi, dim.size)):
+    return False
+  last = (dim.size - 1) * dim.stride  # type: ignore[operator]
+  return facts.difference(start, lo).lo >= 0 and facts.difference(hi, start).lo > last
 
 
 def check_in_range(eqn: Eqn, ctx: SelectContext) -> None:
@@ -70,9 +80,12 @@ def check_in_range(eqn: Eqn, ctx: SelectContext) -> None:
       assert isinstance(dim.start, Dyn), "constant views are checked where they are made"
       start, name = ctx.facts[ref.dyn[dim.start.index]], ref.root.hint or "the buffer"
       known = "is any number" if start.lo < -(2**30) or start.hi > 2**30 else f"runs from {start.lo} to {start.hi}"
-      last = ref.type.shape[d] - dim.size  # type: ignore[operator]
+      last = ref.type.shape[d] - 1 - (dim.size - 1) * dim.stride  # type: ignore[operator]
+      cut = ", and inside of the part of it that this part is cut from" if dim.edges else ""
+      hint = "cut the buffer once, by one index that is bounded" if cut else (
+        f"bound it: i % {last + 1}, or a loop index")
       raise LoweringError(f"{eqn.primitive}: the index of {name} {ref.type} along dimension {d} is not provably from 0 "
-                          f"to {last}: it {known}", loc=eqn.loc, hint=f"bound it: i % {last + 1}, or a loop index")
+                          f"to {last}{cut}: it {known}", loc=eqn.loc, hint=hint)
 
 
 def access_width(ref: RefOperand, layout: Layout, threads: int, guard: tuple[int, ...], facts: Facts) -> int:
