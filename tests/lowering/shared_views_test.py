@@ -11,7 +11,8 @@ import pytest
 import tiletrace as tt
 from tiletrace.core.errors import LayoutError
 from tiletrace.lowering.layouts.relation import make
-from tiletrace.lowering.shared_views import _drop
+from tiletrace.lowering.layouts.shared import shared_layout
+from tiletrace.lowering.shared_views import _drop, _step
 
 rng = np.random.default_rng(17)
 DTYPES = [jnp.float32, jnp.bfloat16, jnp.int8]
@@ -97,3 +98,11 @@ def test_what_is_left_of_a_layout_lies_where_it_lay():
       for d, i in zip(kept, index, strict=True):
         whole[d] = i
       assert left.offset_of(index) == layout.offset_of(whole)
+
+
+def test_only_the_bits_in_which_two_dimensions_meet_keep_a_start_from_being_a_shift():
+  """192 of 384 rows of 128 bytes: of the rows' bits the swizzle takes the lowest three; the rest are a sum."""
+  layout = shared_layout((384, 64), 16, 128)
+  assert _step(layout, 0, 192, 192, 1) == 192 * 64
+  assert _step(layout, 0, 4, 192, 1) is None
+  assert _step(layout, 1, 8, 8, 1) is None
