@@ -11,7 +11,8 @@ import pytest
 import tiletrace as tt
 from tiletrace.core.errors import LayoutError, LoweringError
 from tiletrace.lowering.layouts.relation import make
-from tiletrace.lowering.shared_views import _drop
+from tiletrace.lowering.layouts.shared import shared_layout
+from tiletrace.lowering.shared_views import _drop, _step
 
 rng = np.random.default_rng(17)
 DTYPES = [jnp.float32, jnp.bfloat16, jnp.int8]
@@ -139,3 +140,11 @@ def test_a_buffer_may_be_contiguous_along_any_dimension(dtype):
   want = x.T.copy()
   want[0, 0, 0] = want[3, 2, 1]
   np.testing.assert_array_equal(simulated(kernel, x, (16, 5, 3)), want)
+
+
+def test_only_the_bits_in_which_two_dimensions_meet_keep_a_start_from_being_a_shift():
+  """192 of 384 rows of 128 bytes: of the rows' bits the swizzle takes the lowest three; the rest are a sum."""
+  layout = shared_layout((384, 64), 16, 128)
+  assert _step(layout, 0, 192, 192, 1) == 192 * 64
+  assert _step(layout, 0, 4, 192, 1) is None
+  assert _step(layout, 1, 8, 8, 1) is None

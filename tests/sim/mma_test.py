@@ -3,9 +3,12 @@ from __future__ import annotations
 
 import itertools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import tiletrace as tt
 from tests.sim.wgmma_test import DTYPES
 from tiletrace.lowering.layouts import catalog
 from tiletrace.lowering.ptx import isa
@@ -121,3 +124,24 @@ def test_f16_accumulators_are_rounded_once():
                      fragments.write_accumulator(c, "f16"))
   want = (c + a.astype(np.float64) @ b.astype(np.float64)).astype(np.float16)
   assert np.array_equal(fragments.read_accumulator(got, "f16"), want.astype(np.float64))
+
+
+def test_copies_of_a_tile_may_be_stored_by_stmatrix_unordered():
+  """Both warpgroups hold all of A, which each multiplies with its columns of B, and store it to one place."""
+  def kernel(a, b, c, t):
+    b_s, t_s = tt.alloc_shared((32, 64), b.dtype), tt.alloc_shared((32, 64), a.dtype)
+    left, acc = tt.alloc_fragment((64, 32), a.dtype), tt.alloc_fragment((64, 64), jnp.float32)
+    left[...] = a[...]
+    b_s[...] = b[...]
+    tt.gemm(left, b_s, acc, accumulate=False)
+    t_s[...] = left[...].T
+    c[...], t[...] = acc[...], t_s[...]
+
+  rng = np.random.default_rng(0)
+  a, b = (rng.integers(-4, 5, s).astype(jnp.bfloat16) for s in ((64, 32), (32, 64)))
+  outs = (jax.ShapeDtypeStruct((64, 64), jnp.float32), jax.ShapeDtypeStruct((32, 64), jnp.bfloat16))
+  lowered = tt.tile_call(kernel, outs, grid=1, warpgroups=2).lower(a, b)
+  assert "stmatrix" in lowered.as_text("ptx")
+  c, t = lowered.simulate(a, b)
+  np.testing.assert_array_equal(c, a.astype(np.float32) @ b.astype(np.float32))
+  np.testing.assert_array_equal(t, a.T)

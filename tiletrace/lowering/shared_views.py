@@ -85,8 +85,8 @@ def _step(layout: Layout, dim: int, granule: int, size: int, stride: int) -> int
     return None
   starts = np.arange(0, extent - (size - 1) * stride, granule)
   x = np.arange(size) * stride
-  if _is_sum(layout):
-    xor, total = np.zeros_like(xor), xor + total
+  met = _met(layout)
+  xor, total = xor & met, (xor & ~met) + total
   moved = starts[:, None] + x[None, :]
   # The XOR part of a start must not meet the bits that the block's own elements or the other dimensions touch.
   others = 0
@@ -104,15 +104,14 @@ def _step(layout: Layout, dim: int, granule: int, size: int, stride: int) -> int
   return int(shift[1]) if len(shift) > 1 else int(xor[granule] + total[granule])
 
 
-def _is_sum(layout: Layout) -> bool:
-  """No two dimensions meet in a bit of the offset, as they do under a swizzle: an offset is the sum of its parts."""
-  met = 0
+def _met(layout: Layout) -> int:
+  """The bits of the offset in which two dimensions meet, as they do under a swizzle: all else of an offset is the sum
+  of what each dimension gives."""
+  met = seen = 0
   for xor, _ in layout.inverse_tables("off"):
     bits = int(np.bitwise_or.reduce(xor))
-    if met & bits:
-      return False
-    met |= bits
-  return True
+    met, seen = met | seen & bits, seen | bits
+  return met
 
 
 @lru_cache(maxsize=256)

@@ -141,14 +141,14 @@ def _store(m: Machine, op: Op) -> Act:
       m.shared.mark(offsets, nbytes)
     now = [value if constant[k] else value[at] for k, value in enumerate(values)]
     places = [offsets + k * size if k else offsets for k in range(len(now))]
-    changed = _differs(memory, places, size, now) if m.races is not None else None
+    changed = differs(memory, places, size, now) if m.races is not None else None
     for place, value in zip(places, now):
       memory.store(place, size, value)
     if m.races is not None:
       if strong:
         m.races.atomic(threads, addresses, nbytes, op)
       else:
-        m.races.write(threads, addresses, nbytes, op, changed=changed, lost=_differs(memory, places, size, now))
+        m.races.write(threads, addresses, nbytes, op, changed=changed, lost=differs(memory, places, size, now))
     if strong:
       order.write(threads, addresses, op.inst.mods["sem"], op.inst.mods["scope"])
     if m.counters is not None:
@@ -158,7 +158,7 @@ def _store(m: Machine, op: Op) -> Act:
   return act
 
 
-def _differs(memory: Bytes, places: list[np.ndarray], size: int, values: list[np.ndarray]) -> np.ndarray:
+def differs(memory: Bytes, places: list[np.ndarray], size: int, values: list[np.ndarray]) -> np.ndarray:
   """bool [threads]: whether the memory holds something else than these values."""
   out = memory.load(places[0], size) != values[0]
   for place, value in zip(places[1:], values[1:]):

@@ -8,6 +8,7 @@ import numpy as np
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.registers import Reg
 from tiletrace.sim import mma
+from tiletrace.sim.access import differs
 from tiletrace.sim.machine import Machine
 from tiletrace.sim.mbarriers import local, mbarriers, shared_addresses
 from tiletrace.sim.program import Op
@@ -73,16 +74,14 @@ def _stmatrix(m: Machine, op: Op) -> Act:
     lines = (addresses + start)[naming]
     bars.check_store(lines, _ROW)
     m.shared.mark(lines, _ROW)
+    whole = [(mma.transpose(x[at]) if trans else x[at]).reshape(-1, 8, 4) for x in sources]
+    now = list(np.stack(whole, axis=1).reshape(-1, 4).T)         # of each row that a lane names, its four words
+    places = [lines + 4 * i for i in range(4)]
+    changed = differs(m.shared, places, 4, now) if m.races is not None else None
+    for place, value in zip(places, now):
+      m.shared.store(place, 4, value)
     if m.races is not None:
-      m.races.write(who, lines, _ROW, op)
-    halves = mma.element_addresses(addresses + start, num, trans)
-    for source, where in zip(sources, halves):
-      value = source[at]
-      if trans:
-        m.shared.store(where[:, 0], 2, (value & np.uint32(0xFFFF)).astype(np.uint16))
-        m.shared.store(where[:, 1], 2, (value >> np.uint32(16)).astype(np.uint16))
-      else:
-        m.shared.store(where[:, 0], 4, value)
+      m.races.write(who, lines, _ROW, op, changed=changed, lost=differs(m.shared, places, 4, now))
     if m.counters is not None:
       m.counters.access(op, who, lines, _ROW, True)
   return act

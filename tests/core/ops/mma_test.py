@@ -48,6 +48,17 @@ def test_transposes_are_views_of_any_operand():
   assert [r.view.perm for r in eqn.refs] == [(1, 0), (2, 1), (0, 1)]
 
 
+@pytest.mark.parametrize("view", [lambda f: f.at[:, 32:], lambda f: f.at[32:, :].T])
+def test_a_part_of_a_fragment_or_its_transpose_is_multiplied_as_a_value(view):
+  """The registers of the whole are others than those that wgmma takes of the part."""
+  def kernel(x):
+    b, f = tt.alloc_shared((32, 128), jnp.bfloat16), tt.alloc_fragment((64, 64), jnp.bfloat16)
+    tt.gemm(view(f), b, tt.alloc_fragment((64, 128), jnp.float32))
+
+  *_, load, gemm = trace(kernel, x=bf16(1)).body.eqns
+  assert load.primitive.name == "load" and gemm.params["a_in"] == "value" and gemm.values[1] is load.outvars[0]
+
+
 def test_the_asynchronous_gemm_keeps_its_place():
   eqn = gemm_eqn(lambda a, b, acc, v: tt.gemm_async(a, b, acc), "gemm_async")
   assert OrderEffect("gemm_async") in effects(eqn)
@@ -67,6 +78,9 @@ def test_the_asynchronous_gemm_keeps_its_place():
   (lambda a, b, acc, v: tt.gemm(v.astype("float16"), b, acc), "a is f16, b is bf16"),
   (lambda a, b, acc, v: tt.gemm(v.astype("int32"), b, acc), "a is i32, it takes f16, bf16, f32, f8e4m3, f8e5m2, i8"),
   (lambda a, b, acc, v: tt.gemm(a, b, tt.alloc_fragment((64, 128), "bfloat16")), "acc is bf16, of bf16 and bf16 it is"),
+  (lambda a, b, acc, v: tt.gemm(a, b.at[:, :64], acc.at[:, :64]), r"acc is acc: Ref<fragment>\{f32\[64,64\]\}, a part"),
+  (lambda a, b, acc, v: tt.gemm(b.T, a.T, acc.T), r"acc is acc: Ref<fragment>\{f32\[128,64\]\}, a part or a transpose"),
+  (lambda a, b, acc, v: tt.gemm(a, b, tt.alloc_fragment((2, 64, 128), jnp.float32).at[1]), "a part or a transpose of"),
   (lambda a, b, acc, v: tt.gemm(a, b, acc, precision="tf32"), "precision is 'tf32', a and b are bf16"),
   (lambda a, b, acc, v: tt.gemm(a, b, acc, precision="highest"), "precision is 'highest'"),
   (lambda a, b, acc, v: tt.gemm(a, b, acc, policy=(2,)), r"policy is \(2,\)"),

@@ -84,13 +84,6 @@ def test_padded_rows_are_not_copied():
   assert tma_boxes(layout, 16, (1, 0)) == [Box((12, 64), (0, 0), 0)]
 
 
-def test_tiles_that_lie_apart_are_boxes_of_their_own():
-  """5 rows of 32 bytes each, at multiples of 256: a box that went on to the next ones would leave no gap."""
-  layout = shared_layout((5, 16), 16, 0).expand_dims(0).repeat("off", 8, 0, step=1, stride=128)
-
-  assert tma_boxes(layout, 16, (2, 1, 0)) == [Box((1, 5, 16), (i, 0, 0), 128 * i) for i in range(8)]
-
-
 @pytest.mark.parametrize(("layout", "bits", "order", "reason"), [
   (shared_layout((64, 100), 16, 128), 16, (1, 0), "padd"),
   (shared_layout((64, 100), 16, 0), 16, (1, 0), "200 bytes wide, not a multiple of 16"),

@@ -32,7 +32,7 @@ def transposed(m, n, k, bm, bn, warpgroups, **options):
 
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize(("m", "n", "bm", "bn", "warpgroups"), [
-  (128, 256, 128, 256, 2), (200, 136, 128, 64, 2), (72, 90, 64, 64, 1), (192, 80, 192, 80, 3)])
+  (128, 256, 128, 256, 2), (200, 136, 128, 64, 2), (72, 90, 64, 64, 1), (192, 80, 192, 80, 3), (64, 384, 64, 384, 2)])
 def test_a_transposed_tile_leaves_by_tma(m, n, bm, bn, warpgroups, persistent):
   call = transposed(m, n, 128, bm, bn, warpgroups, persistent=persistent)
   rng = np.random.default_rng(0)

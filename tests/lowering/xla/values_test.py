@@ -246,3 +246,16 @@ def test_rms_norm_with_an_aliased_residual():
   v = h.astype(np.float64) + delta.astype(np.float64)
   assert_close(new, (h.astype(np.float32) + delta.astype(np.float32)).astype(BF16), "exact")
   assert_close(y, v / np.sqrt((v * v).mean(1, keepdims=True) + 1e-5) * w.astype(np.float64), "reduce")
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_sums_beside_a_reduction_of_8_bits_wrap(dtype):
+  """XLA's CPU backend saturates them where the reduction is one of 8 bits."""
+  def kernel(x, y):
+    v = x[...].astype(y.dtype)
+    y[...] = v - tt.max(v, axis=1)[:, None]
+
+  x = rng.integers(-300, 300, (64, 112)).astype(np.int32)
+  got = tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, dtype), grid=1, backend="xla")(x)
+  narrow = x.astype(dtype)
+  np.testing.assert_array_equal(got, narrow - narrow.max(1)[:, None])

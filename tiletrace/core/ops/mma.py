@@ -18,7 +18,7 @@ from tiletrace.core.rules import effect_rules, type_rules
 from tiletrace.core.source import user_loc
 from tiletrace.core.tile import Tile
 from tiletrace.core.trace import bind
-from tiletrace.core.types import Space, TileType
+from tiletrace.core.types import Space, TileType, whole_view
 
 gemm_p = Primitive("gemm")
 gemm_async_p = Primitive("gemm_async", level=0)
@@ -228,6 +228,11 @@ def _gemm(primitive: Primitive, what: str, a: Any, b: Any, acc: Any, accumulate:
   b = b if isinstance(b, Tile) and primitive is gemm_p else _reference(what, "b", b)
   _check_spaces(what, a, b, acc)
   _check_shapes(what, a, b, acc)
+  if not _is_whole(acc):
+    raise TileTypeError(f"{what}: acc is {describe(acc)}, a part or a transpose of a fragment", loc=user_loc(),
+                        hint="a gemm accumulates into a whole fragment: take one for each part; (a @ b).T is b.T @ a.T")
+  if isinstance(a, Ref) and a.space is Space.FRAGMENT and not _is_whole(a):
+    a = a[...]                                       # other registers than those that hold the whole
   _check_dtypes(what, a, b, acc, choices["precision"])
   flag = predicate(accumulate, f"{what}: accumulate")
   if isinstance(b, Tile):
@@ -237,6 +242,10 @@ def _gemm(primitive: Primitive, what: str, a: Any, b: Any, acc: Any, accumulate:
   views = (*((a.view,) if isinstance(a, Ref) else ()), b.view, acc.view)
   operands = (*(a.operands if isinstance(a, Ref) else ()), *b.operands, *acc.operands, flag, *(() if in_ref else (a,)))
   bind(primitive, operands, dict(views=views, **choices, a_in="ref" if in_ref else "value"))
+
+
+def _is_whole(ref: Ref) -> bool:
+  return ref.view == whole_view(ref.type.shape)
 
 
 def _multiply_values(a: Ref | Tile, b: Tile, acc: Ref, flag: Any, choices: dict[str, Any]) -> None:

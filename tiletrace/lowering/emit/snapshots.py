@@ -9,12 +9,7 @@ from tiletrace.core.effects import Access, RefEffect
 from tiletrace.core.graph import Block, Eqn, Var, walk
 from tiletrace.core.rules import effects
 from tiletrace.core.types import RefType, Space
-
-# Results may share registers with operands.
-_RENAMES = frozenset({"broadcast_in_dim", "slice", "transpose", "reshape", "relayout", "cast", "select", "abs", "pow",
-                      "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_partial", "reduce_thread",
-                      "cumsum", "cumprod", "cummax", "cummin", "cumulative_partial", "cumulative_before",
-                      "cumulative_join"})
+from tiletrace.lowering.schedule.asynchrony import RENAMES
 
 
 def written_fragments(eqn: Eqn) -> set[Var]:
@@ -55,7 +50,7 @@ def loads_to_copy(block: Block) -> set[Eqn]:
       if used and (written or (root in writes[q] and block.eqns[q].blocks)):
         out.add(eqn)
         break
-      if used and block.eqns[q].primitive.name in _RENAMES:
+      if used and block.eqns[q].primitive.name in RENAMES:
         shared |= set(block.eqns[q].outvars)
       written = written or root in writes[q]
     if written and shared & {a for a in block.outs if isinstance(a, Var)}:

@@ -7,33 +7,68 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Iterator, Mapping, Set
 
 from tiletrace.core import dtypes
 from tiletrace.core.effects import Access, RefEffect
-from tiletrace.core.graph import Block, Eqn, Literal, Var, walk
+from tiletrace.core.graph import Atom, Block, Eqn, Literal, Var, walk
 from tiletrace.core.ops import mma
 from tiletrace.core.ops.elementwise import cast_p, gt_p
-from tiletrace.core.ops.memory import store_p
+from tiletrace.core.ops.memory import load_p, store_p
 from tiletrace.core.rules import effects, type_rules
-from tiletrace.core.types import RefType, Space
+from tiletrace.core.types import RefType, Space, TileType
+
+# Results may share registers with operands.
+RENAMES = frozenset({"broadcast_in_dim", "slice", "transpose", "reshape", "relayout", "cast", "select", "abs", "pow",
+                     "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_partial", "reduce_thread",
+                     "cumsum", "cumprod", "cummax", "cummin", "cumulative_partial", "cumulative_before",
+                     "cumulative_join"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Pending:
-  """A group in flight: what it writes and reads in registers and shared memory."""
+  """A group in flight: what it writes and reads in registers and shared memory.
+
+  Attributes:
+    a_value: A, where it is a value.
+    registers: what may lie in A's registers, where it lies in some. Nobody may even read these before the wait (PTX
+      ISA, wgmma.mma_async).
+  """
   acc: Var
-  a_fragment: Var | None
   a_value: Var | None
+  registers: Set[Var]
   shared: frozenset[Var]
 
 
-def pending_of(gemm: Eqn) -> Pending:
-  refs = gemm.refs
-  a = refs[0].root if gemm.params["a_in"] == "ref" and refs[0].type.space is Space.FRAGMENT else None
-  value = gemm.values[-1] if gemm.params["a_in"] == "value" else None
-  return Pending(refs[-1].root, a, value if isinstance(value, Var) else None,
+def register_operand(gemm: Eqn) -> Var | None:
+  """A, where it lies in registers: a fragment or a value."""
+  a = gemm.values[-1] if gemm.params["a_in"] == "value" else gemm.refs[0].root
+  return a if isinstance(a, Var) and (isinstance(a.type, TileType) or a.type.space is Space.FRAGMENT) else None
+
+
+def pending_of(gemm: Eqn, sharing: Mapping[Var, Set[Var]]) -> Pending:
+  refs, a = gemm.refs, register_operand(gemm)
+  return Pending(refs[-1].root, a if gemm.params["a_in"] == "value" else None,
+                 set() if a is None else sharing.get(a, {a}),
                  frozenset(r.root for r in refs if r.type.space is Space.SHARED))
+
+
+def shared_registers(body: Block) -> dict[Var, set[Var]]:
+  """What may lie in the same registers as a fragment or a value: its loads, and what only names its registers anew."""
+  found: dict[Var, set[Var]] = {}
+  for eqn in walk(body):
+    sources: list[Atom] = []
+    if eqn.primitive is load_p and eqn.refs[0].type.space is Space.FRAGMENT:
+      sources = [eqn.refs[0].root]
+    elif eqn.primitive.name in RENAMES:
+      sources = [v for v in eqn.values if v.dtype.itemsize == eqn.outvars[0].dtype.itemsize]
+    for v in sources:
+      if isinstance(v, Var):
+        ours, theirs = (found.setdefault(x, {x}) for x in (v, eqn.outvars[0]))
+        if ours is not theirs:
+          ours |= theirs
+          found.update(dict.fromkeys(theirs, ours))
+  return found
 
 
 def gemms_in(block: Block) -> list[Eqn]:
@@ -51,14 +86,20 @@ def accesses(eqn: Eqn) -> tuple[set[Var], set[Var]]:
   return reads, writes
 
 
+def _names(eqn: Eqn) -> Iterator[Atom]:
+  """What an equation takes and makes, blocks included."""
+  for e in (eqn, *(i for b in eqn.blocks for i in walk(b))):
+    yield from (*e.invars, *e.outvars)
+    for block in e.blocks:
+      yield from block.outs
+
+
 def conflicts(eqn: Eqn, group: Pending) -> bool:
-  """The equation needs the group to be complete. Another gemm into the same accumulator does not."""
+  """The equation needs the group to be complete. Another gemm of the same A, or into the same accumulator, does not."""
   if eqn.primitive is mma.gemm_p:
-    return eqn.params["a_in"] == "ref" and eqn.refs[0].root is group.acc
+    return (eqn.params["a_in"] == "ref" and eqn.refs[0].root is group.acc) or eqn.refs[-1].root in group.registers
   reads, writes = accesses(eqn)
-  if group.acc in reads | writes or (group.a_fragment is not None and group.a_fragment in writes):
-    return True
-  if group.a_value is not None and group.a_value in eqn.outvars:
+  if group.acc in reads | writes or (group.registers and not group.registers.isdisjoint(_names(eqn))):
     return True
   return bool(group.shared & writes) or (bool(eqn.blocks) and any(gemms_in(b) for b in eqn.blocks))
 
@@ -101,7 +142,7 @@ def stays_in_flight(loop: Eqn, pushes: Set[Eqn]) -> bool:
     return False
   accs = {g.refs[-1].root for g in gemms}
   shared = {r.root for g in gemms for r in g.refs if r.type.space is Space.SHARED}
-  if any(pending_of(g).a_fragment is not None or g.params["a_in"] == "value" for g in gemms):
+  if any(register_operand(g) is not None or g.params["a_in"] == "value" for g in gemms):
     return False
   for eqn in body.eqns:
     if eqn.primitive is mma.gemm_p:

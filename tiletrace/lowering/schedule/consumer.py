@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 
 from tiletrace.core.graph import Atom, Block, Eqn, Literal, RefOperand, Var, prefixed, walk, with_refs
 from tiletrace.core.ops import control, elementwise, mma
@@ -52,11 +52,13 @@ class Consumer:
     states: this role's state of each ring.
     arrivals: how many warpgroups release a slot.
     fits: whether a thread's registers hold these operands of gemms beside everything else.
+    sharing: what may lie in the same registers (asynchrony.py).
   """
 
   def __init__(self, rings: list[RingResources], states: dict[RingResources, RingState], arrivals: int, facts: Facts,
-               fits: Callable[[list[Var]], bool]):
+               fits: Callable[[list[Var]], bool], sharing: Mapping[Var, Set[Var]]):
     self.rings, self.states, self.arrivals, self.facts, self.fits = rings, states, arrivals, facts, fits
+    self.sharing = sharing
     self._of: dict[Var, RingResources] = {v: r for r in rings for v in r.ring.buffers}
     self._pushes = {c for r in rings for s in r.ring.segments for c in s.copies}
     self._starts: dict[Eqn, list[tuple[RingResources, Segment]]] = {}
@@ -131,7 +133,7 @@ class Consumer:
   def _equation(self, eqn: Eqn, flight: Flight, block: Block) -> list[Eqn]:
     """The rewritten equation; a gemm puts its group in flight."""
     if eqn.primitive is mma.gemm_p:
-      flight.groups.append(Group.of(eqn))
+      flight.groups.append(Group.of(eqn, self.sharing))
       return [self._redirect(eqn).replace(primitive=mma.gemm_async_p)]
     if eqn.primitive is control.for_loop_p:
       if stays_in_flight(eqn, self._pushes) and self._can_release_late(eqn):

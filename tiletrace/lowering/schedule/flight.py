@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 from tiletrace.core.graph import Atom, Block, Eqn, Var
@@ -39,8 +39,8 @@ class Group:
   held: list[Held]
 
   @classmethod
-  def of(cls, gemm: Eqn) -> Group:
-    return cls(gemm, pending_of(gemm), [])
+  def of(cls, gemm: Eqn, sharing: Mapping[Var, Set[Var]]) -> Group:
+    return cls(gemm, pending_of(gemm, sharing), [])
 
 
 def takes_time(eqn: Eqn) -> bool:

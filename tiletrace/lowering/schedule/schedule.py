@@ -19,7 +19,7 @@ from tiletrace.lowering.hazards import unordered
 from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.options import CompileOptions
 from tiletrace.lowering.ownership import is_explicit
-from tiletrace.lowering.schedule.asynchrony import elide_zero_stores
+from tiletrace.lowering.schedule.asynchrony import elide_zero_stores, shared_registers
 from tiletrace.lowering.schedule.atomics import AtomicLowering
 from tiletrace.lowering.schedule.balance import balanced_order
 from tiletrace.lowering.schedule.builder import Builder, RingState
@@ -240,7 +240,7 @@ class _Scheduler:
     body = dataclasses.replace(graph.body, eqns=tuple(e for e in graph.body.eqns if e not in set(fragments)))
     b.eqns += fragments
     states = {r: RingState.make(b, r.ring.slots) for r in resources}
-    rewriter = Consumer(resources, states, graph.options.warpgroups, self.facts, fits)
+    rewriter = Consumer(resources, states, graph.options.warpgroups, self.facts, fits, shared_registers(body))
     changed = changed_buffers(graph.body)
     slots = {new for r in resources for old, new in r.buffers.items() if old in changed}
     work = self._ordered(expand(self._rescaled(rewriter.block(body))), graph, own, slots)
@@ -381,7 +381,8 @@ class _Scheduler:
     head = Builder(graph.loc)
     own = self._place_allocs(head, set())
     expand, staging = self._epilogue(head, graph.body, graph.options.warpgroups)
-    rewriter = Consumer([], {}, graph.options.warpgroups, self.facts, self._fits(graph, None))
+    rewriter = Consumer([], {}, graph.options.warpgroups, self.facts, self._fits(graph, None),
+                        shared_registers(graph.body))
     work = self._ordered(expand(self._rescaled(rewriter.block(graph.body))), graph, own)
     head.eqns += self._on_grid(work).eqns
     if staging is not None:

@@ -2,11 +2,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Set
 
 from tiletrace.core.effects import Access, RefEffect
 from tiletrace.core.graph import Block, Eqn, Var
 from tiletrace.core.ops.barrier import sync_p
+from tiletrace.core.ops.mma import gemm_async_p, wgmma_wait_p
 from tiletrace.core.rules import effects
 from tiletrace.core.source import Loc
 from tiletrace.lowering.schedule.builder import Builder
@@ -15,19 +17,34 @@ from tiletrace.lowering.schedule.builder import Builder
 @dataclasses.dataclass(slots=True)
 class _State:
   """Since the last sync: buffers that threads wrote, and buffers that were read. `unfenced`: written by ordinary
-  stores, not yet visible to wgmma and TMA. `slots`: of rings, the buffers of which branches sync themselves."""
+  stores, not yet visible to wgmma and TMA. `flying`: what each wgmma group reads that nobody has waited for, oldest
+  first: no sync says that another warpgroup's is complete. `slots`: of rings, the buffers of which branches sync
+  themselves."""
   written: set[Var]
   read: set[Var]
   unfenced: set[Var]
   slots: Set[Var]
+  flying: list[set[Var]] = dataclasses.field(default_factory=list)
 
   def copy(self) -> _State:
-    return _State(set(self.written), set(self.read), set(self.unfenced), self.slots)
+    return _State(set(self.written), set(self.read), set(self.unfenced), self.slots, list(map(set, self.flying)))
 
   def join(self, other: _State) -> None:
     self.written |= other.written
     self.read |= other.read
     self.unfenced |= other.unfenced
+    newest = itertools.zip_longest(reversed(self.flying), reversed(other.flying), fillvalue=frozenset())
+    self.flying = [set(mine | others) for mine, others in newest][::-1]
+
+  def synced(self) -> None:
+    self.written.clear()
+    self.read.clear()
+
+  def wait(self, n: int) -> None:
+    """All groups but the newest `n` are complete: from here on a sync says so."""
+    done = max(0, len(self.flying) - n)
+    self.read.update(*self.flying[:done])
+    del self.flying[:done]
 
 
 _ASYNC_READERS = frozenset({"gemm", "gemm_async"})
@@ -37,8 +54,9 @@ def place_syncs(block: Block, buffers: set[Var], *, repeats: bool, slots: Set[Va
   """The block with `fence` and `sync` before each access that another thread's access must precede.
 
   Args:
-    block: a role's program. Reads by wgmma are complete at the wait that stands before the next write. Copies that run
-      ahead (multistage.py) have their syncs, which count for the others, too.
+    block: a role's program. Reads by wgmma are complete at the wait that stands before the next write; the sync that
+      tells the other warpgroups stands between the two. Copies that run ahead (multistage.py) have their syncs, which
+      count for the others, too.
     repeats: the block is the body of a tile loop: what comes first in it follows what comes last.
     buffers: the shared buffers and global arrays to order; rings and staging buffers keep order by their own barriers.
     slots: rings that consumers change, too. A branch that does so syncs at its end, and nobody who does not take it.
@@ -59,8 +77,9 @@ def _block(block: Block, buffers: set[Var], state: _State) -> Block:
       out.append(_nested(eqn, buffers, state))
       continue
     if eqn.primitive is sync_p and eqn.params["each"] == "scope":
-      state.written.clear()
-      state.read.clear()
+      state.synced()
+    if eqn.primitive is wgmma_wait_p:
+      state.wait(eqn.params["n"])
     reads, writes = _touched(eqn, buffers) if not eqn.params.get("ahead") else (set(), set())
     late = bool(reads & state.written or writes & (state.written | state.read))
     b = Builder(eqn.loc)
@@ -70,11 +89,13 @@ def _block(block: Block, buffers: set[Var], state: _State) -> Block:
       late = True
     if late:
       b.sync()
-      state.written.clear()
-      state.read.clear()
+      state.synced()
     out += b.eqns
     out.append(eqn)
-    state.read |= reads
+    if eqn.primitive is gemm_async_p:
+      state.flying.append(reads)
+    else:
+      state.read |= reads
     state.written |= writes
     state.unfenced |= writes
   return dataclasses.replace(block, eqns=tuple(out))
@@ -105,8 +126,8 @@ def _synced(block: Block, state: _State, loc: Loc) -> Block:
   if state.unfenced:
     b.fence()
   b.sync()
-  for since in (state.written, state.read, state.unfenced):
-    since.clear()
+  state.synced()
+  state.unfenced.clear()
   return dataclasses.replace(block, eqns=(*block.eqns, *b.eqns))
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import jax
+import numpy as np
 from jax import lax
 
-from tiletrace.core.dtypes import f32
+from tiletrace.core.dtypes import f32, i8, i32, u8
 from tiletrace.core.graph import Eqn, Primitive
 from tiletrace.core.ops.reduce import reduce_max_p, reduce_min_p, reduce_prod_p, reduce_sum_p
 from tiletrace.lowering.xla.elementwise import convert, is_narrow
@@ -17,8 +18,15 @@ def _register(primitive: Primitive, fn: Callable[..., jax.Array]) -> None:
   @xla_rules.register(primitive)
   def rule(m: Machine, eqn: Eqn) -> Sequence[jax.Array]:
     x = jax.numpy.asarray(m.read(eqn.values[0]))
-    wide = f32 if is_narrow(x.dtype) else x.dtype  # 16-bit floats accumulate in f32, as the language says
-    return [convert(fn(x.astype(wide), eqn.params["axes"]), x.dtype)]
+    return [convert(fn(x.astype(_wide(x.dtype)), eqn.params["axes"]), x.dtype)]
+
+
+def _wide(dtype: np.dtype) -> np.dtype:
+  """What is accumulated in, as the language says. Beside a reduction of 8-bit integers XLA's CPU backend saturates what
+  is computed of the same values."""
+  if is_narrow(dtype):
+    return f32
+  return i32 if dtype in (i8, u8) else dtype
 
 
 def _propagating_nan(fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
