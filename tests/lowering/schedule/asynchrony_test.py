@@ -71,3 +71,23 @@ def test_two_gemms_of_one_a_are_in_flight_together():
   text = tt.tile_call(kernel, jax.ShapeDtypeStruct((64, 64), jnp.float32), grid=1).lower(a, b).as_text("schedule")
   first, second = (i for i, line in enumerate(text.splitlines()) if "gemm_async" in line)
   assert not any("wgmma_wait" in line for line in text.splitlines()[first:second])
+
+
+def test_what_reads_a_part_that_a_warpgroup_multiplies_first_waits_too():
+  """Each warpgroup's own columns are the registers of the value that both multiply."""
+  def kernel(a, b, c):
+    a_s, b_s = tt.alloc_shared((64, 64), a.dtype), tt.alloc_shared((64, 64), b.dtype)
+    s, acc = (tt.alloc_fragment((64, 64), jnp.float32) for _ in range(2))
+    tt.copy(a.at[:, :64], a_s)
+    tt.copy(b, b_s)
+    tt.gemm(a_s, b_s, s, accumulate=False, policy=tt.FULL_COL)
+    p = tt.clip(s[...], -8, 8).astype(a.dtype)
+    tt.gemm(p, b_s, acc, accumulate=False, policy=tt.FULL_COL)
+    total = tt.sum(p.astype(jnp.float32), axis=1)
+    c[...] = acc[...] + total[:, None]
+
+  a, b = (rng.integers(-3, 4, s).astype(BF16) for s in ((64, 128), (64, 64)))
+  out = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+  sim, xla = (tt.tile_call(kernel, out, grid=1, warpgroups=2, backend=x) for x in ("sim", "xla"))
+  assert "own_columns" in sim.lower(a, b).as_text("schedule")
+  np.testing.assert_array_equal(sim(a, b), xla(a, b))

@@ -16,10 +16,11 @@ from tiletrace.core.ops import mma
 from tiletrace.core.ops.elementwise import cast_p, gt_p
 from tiletrace.core.ops.memory import load_p, store_p
 from tiletrace.core.rules import effects, type_rules
-from tiletrace.core.types import RefType, Space, TileType
+from tiletrace.core.types import RefType, Space
 
 # Results may share registers with operands.
-RENAMES = frozenset({"broadcast_in_dim", "slice", "transpose", "reshape", "relayout", "cast", "select", "abs", "pow",
+RENAMES = frozenset({"broadcast_in_dim", "slice", "transpose", "reshape", "concatenate", "relayout", "own_columns",
+                     "cast", "bitcast", "select", "abs", "pow",
                      "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_partial", "reduce_thread",
                      "cumsum", "cumprod", "cummax", "cummin", "cumulative_partial", "cumulative_before",
                      "cumulative_join"})
@@ -42,8 +43,10 @@ class Pending:
 
 def register_operand(gemm: Eqn) -> Var | None:
   """A, where it lies in registers: a fragment or a value."""
-  a = gemm.values[-1] if gemm.params["a_in"] == "value" else gemm.refs[0].root
-  return a if isinstance(a, Var) and (isinstance(a.type, TileType) or a.type.space is Space.FRAGMENT) else None
+  if gemm.params["a_in"] == "value":
+    a = gemm.values[-1]
+    return a if isinstance(a, Var) else None
+  return gemm.refs[0].root if gemm.refs[0].type.space is Space.FRAGMENT else None
 
 
 def pending_of(gemm: Eqn, sharing: Mapping[Var, Set[Var]]) -> Pending:
