@@ -148,3 +148,22 @@ def test_only_the_bits_in_which_two_dimensions_meet_keep_a_start_from_being_a_sh
   assert _step(layout, 0, 192, 192, 1) == 192 * 64
   assert _step(layout, 0, 4, 192, 1) is None
   assert _step(layout, 1, 8, 8, 1) is None
+
+
+@pytest.mark.parametrize("step", [64, 32, 16])
+def test_blocks_of_a_loop_may_be_the_whole_buffer(step):
+  """With one block, the only start in range is 0, whatever the index is."""
+  def kernel(a, b, c):
+    a_s, b_s = tt.alloc_shared((64, 64), a.dtype), tt.alloc_shared((64, 64), b.dtype)
+    acc = tt.alloc_fragment((64, 64), jnp.float32)
+    acc[...] = 0
+    tt.copy(a, a_s)
+    tt.copy(b, b_s)
+    for k in tt.range(64 // step):
+      tt.gemm(a_s.at[:, tt.block(k, step)], b_s.at[tt.block(k, step), :], acc)
+    c[...] = acc[...]
+
+  a, b = (rng.integers(-4, 5, (64, 64)).astype(jnp.bfloat16) for _ in range(2))
+  lowered = tt.tile_call(kernel, jax.ShapeDtypeStruct((64, 64), jnp.float32), grid=1).lower(a, b)
+  assert [c.variant for c in lowered.choices if c.op == "gemm"] == ["wgmma_ss"]
+  np.testing.assert_array_equal(lowered.simulate(a, b)[0], a.astype(np.float32) @ b.astype(np.float32))

@@ -59,6 +59,8 @@ def shared_place(ref: RefOperand, layout: Layout, facts: Facts) -> SharedPlace |
       continue
     size = dim.size if isinstance(dim.size, int) else 1
     granule = start if isinstance(start, int) else max(1, facts[start].divisor)
+    if not isinstance(start, int) and granule > ref.type.shape[d] - 1 - (size - 1) * dim.stride:
+      continue                                     # the one multiple that is in range is 0
     step = _step(layout, d, granule, size, dim.stride)
     if step is None:
       return f"the start along dimension {d} is not provably a multiple of the swizzle's period"
