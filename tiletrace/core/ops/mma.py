@@ -145,7 +145,7 @@ def gemm(a: Any, b: Any, acc: Any, *, accumulate: Any = True, policy: Any = None
       tile value: then mma.sync multiplies, and a is read from shared memory once for each such gemm. A value
       [s, k, n] is s products side by side, of a [s, m, k] into acc [s, m, n], which the warps divide first: of parts
       of one k, `tt.sum(acc, axis=0)` then is the product.
-    acc: [m, n], a fragment.
+    acc: [m, n], a whole fragment: no part, no transpose.
     accumulate: bool, or a bool scalar.
     policy: how warpgroups divide acc: tt.SQUARE (default), tt.FULL_ROW, tt.FULL_COL, or how many (along the rows, along
       the columns).
