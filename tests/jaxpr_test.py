@@ -187,3 +187,24 @@ def test_it_works_in_a_loop_whose_body_is_recorded_twice():
 
   y, = call(kernel, X, out=(X.shape, np.float32), grid=(1,))
   assert_close(y, np.maximum(X, 0) * 3, "elementwise")
+
+
+@pytest.mark.parametrize("fn", [
+  lambda x: jnp.stack(x, 1), jnp.column_stack, lambda x: jax.lax.reshape(x, (4, 6), (1, 0)),
+  lambda x: jax.lax.reshape(x[:, :4], (4, 4), (1, 0))])
+def test_a_reshape_may_take_its_dimensions_in_another_order(fn):
+  x = np.arange(24, dtype=np.float32).reshape(4, 6)
+  want = np.asarray(fn(x))
+
+  def kernel(x, y):
+    y[...] = tt.call_jax(fn, x[...])
+
+  np.testing.assert_array_equal(tt.tile_call(kernel, jax.ShapeDtypeStruct(want.shape, x.dtype), grid=1)(x), want)
+
+
+def test_a_reduction_of_bits_is_of_bool_only():
+  def kernel(x, y):
+    y[...] = tt.call_jax(lambda v: jax.lax.reduce_or(v, (0,)), x[...])
+
+  with pytest.raises(TileTypeError, match="'reduce_or' combines the bits of i32"):
+    tt.tile_call(kernel, jax.ShapeDtypeStruct((4,), np.int32), grid=1)(np.ones((3, 4), np.int32))

@@ -305,7 +305,9 @@ def _broadcast(x: Operand, *, shape: Sequence[int], broadcast_dimensions: Sequen
 
 
 @_rule("reshape")
-def _reshape(x: Operand, *, new_sizes: tuple[int, ...], **_: Any) -> Operand:
+def _reshape(x: Operand, *, new_sizes: tuple[int, ...], dimensions: tuple[int, ...] | None = None, **_: Any) -> Operand:
+  if dimensions is not None and tuple(dimensions) != tuple(sorted(dimensions)):
+    x = _op(shapes.transpose_p, x, permutation=tuple(dimensions))
   return x if tuple(new_sizes) == x.type.shape else _op(shapes.reshape_p, x, shape=tuple(new_sizes))
 
 
@@ -345,9 +347,21 @@ def _reduction(name: str, primitive: Primitive) -> None:
 
 for _name, _primitive in {
     "reduce_sum": reductions.reduce_sum_p, "reduce_prod": reductions.reduce_prod_p,
-    "reduce_max": reductions.reduce_max_p, "reduce_min": reductions.reduce_min_p,
-    "reduce_or": reductions.reduce_max_p, "reduce_and": reductions.reduce_min_p}.items():
+    "reduce_max": reductions.reduce_max_p, "reduce_min": reductions.reduce_min_p}.items():
   _reduction(_name, _primitive)
+
+
+def _of_bools(name: str, primitive: Primitive) -> None:
+  @_rule(name)
+  def rule(x: Operand, *, axes: Sequence[int], **_: Any) -> Operand:
+    if x.type.dtype != dtypes.bool_:
+      raise TileTypeError(f"call_jax: the jax primitive '{name}' combines the bits of {x.type}, and has a tile "
+                          "operation for bool only", loc=user_loc(), hint="write this part with tt functions")
+    return _op(primitive, x, axes=tuple(sorted(axes))) if axes else x
+
+
+_of_bools("reduce_or", reductions.reduce_max_p)
+_of_bools("reduce_and", reductions.reduce_min_p)
 
 
 @_rule("argmax")

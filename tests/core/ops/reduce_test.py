@@ -8,6 +8,7 @@ import tiletrace as tt
 from tests.tracing import Out, array, trace, trace_values
 from tiletrace.core import dtypes
 from tiletrace.core.errors import TileIndexError, TileTypeError
+from tiletrace.core.ops.reduce import REDUCTIONS, identity
 from tiletrace.lowering.xla.run import run
 
 rng = np.random.default_rng(6)
@@ -93,3 +94,17 @@ def test_no_elements_have_a_sum_but_no_maximum():
   for f in (tt.max, tt.min, tt.argmax):
     with pytest.raises(TileTypeError, match=r"of f32\[3,0\]: there is none of no elements"):
       trace_values(lambda v, f=f: f(v[:, 2:2], axis=1), (dtypes.f32, (3, 4)))
+
+
+def test_an_axis_may_be_an_integer_of_numpy():
+  assert trace_values(lambda v: tt.sum(v, np.int64(1)), (dtypes.f32, (2, 3))).shape == (2,)
+  assert trace_values(lambda v: tt.argmax(v, np.int32(-2)), (dtypes.f32, (2, 3))).shape == (3,)
+
+
+@pytest.mark.parametrize("op", REDUCTIONS, ids=str)
+@pytest.mark.parametrize("dtype", [
+  dtypes.f32, dtypes.bf16, dtypes.f8e4m3, dtypes.f8e5m2, dtypes.i8, dtypes.u32, dtypes.bool_])
+def test_what_changes_no_result_is_a_number_of_the_dtype(op, dtype):
+  """-inf as a float8_e4m3fn would be NaN, and so would be the maximum of a padded tile."""
+  nothing = np.asarray(identity(op, dtype)).astype(dtype)
+  assert not np.isnan(nothing.astype(np.float32)) and nothing.astype(np.float64) == np.float64(identity(op, dtype))

@@ -5,6 +5,7 @@ import math
 import operator
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from tiletrace.core import dtypes
@@ -64,12 +65,13 @@ def _pure(eqn: Eqn) -> tuple[Effect, ...]:
 
 
 def identity(primitive: Primitive, dtype: np.dtype) -> bool | int | float:
-  """What changes no result of a reduction."""
+  """What changes no result of a reduction; a number of the dtype: float8_e4m3fn has no infinities."""
   if primitive in (reduce_sum_p, reduce_prod_p):
     one = int(primitive is reduce_prod_p)
     return float(one) if dtypes.is_float(dtype) else one
   if dtypes.is_float(dtype):
-    return -math.inf if primitive is reduce_max_p else math.inf
+    most = float(ml_dtypes.finfo(dtype).max) if dtype == dtypes.f8e4m3 else math.inf
+    return -most if primitive is reduce_max_p else most
   if dtype == dtypes.bool_:
     return primitive is reduce_min_p
   return int(np.iinfo(dtype).min if primitive is reduce_max_p else np.iinfo(dtype).max)
@@ -101,7 +103,7 @@ def _of_nothing(primitive: Primitive, what: str, x: Tile) -> bool | int:
 def _axes(what: str, x: Tile, axis: Any) -> tuple[int, ...]:
   if axis is None:
     return tuple(range(x.ndim))
-  if axis == ():
+  if isinstance(axis, tuple | list) and not axis:
     raise TileTypeError(f"{what} over no axis of {x.type}", loc=user_loc(),
                         hint="axis=None reduces all dimensions, axis=k one; over none a tile is its own result")
   axes = axis if isinstance(axis, tuple) else (axis,)
