@@ -291,3 +291,9 @@ def test_missing_attributes_say_what_to_load():
     view_in(lambda x: x.astype(jnp.float32), 6, 10)
   assert e.value.hint == "load it first: x[...].astype"
   assert view_in(lambda x: hasattr(x, "aval"), 6, 10) is False
+
+
+@pytest.mark.parametrize("index", [lambda: tt.block(2**30, 4), lambda: tt.ds(-2**31 - 1, 4), lambda: tt.ds(0, 2**31)])
+def test_an_index_beyond_32_bits_is_refused(index):
+  with pytest.raises(TileIndexError, match="an index is an i32"):
+    view_in(lambda x: x.at[index()], 16, 10)

@@ -167,3 +167,14 @@ def test_blocks_of_a_loop_may_be_the_whole_buffer(step):
   lowered = tt.tile_call(kernel, jax.ShapeDtypeStruct((64, 64), jnp.float32), grid=1).lower(a, b)
   assert [c.variant for c in lowered.choices if c.op == "gemm"] == ["wgmma_ss"]
   np.testing.assert_array_equal(lowered.simulate(a, b)[0], a.astype(np.float32) @ b.astype(np.float32))
+
+
+def test_an_index_that_can_only_be_0_moves_nothing():
+  def kernel(x, y):
+    s = tt.alloc_shared(x.shape, x.dtype)
+    s[...] = x[...]
+    for i in tt.range(0, 1, 2):
+      y[...] = s[:, i % 2]
+
+  x = normal((4, 2), jnp.float32)
+  np.testing.assert_array_equal(simulated(kernel, x, (4,)), x[:, 0])

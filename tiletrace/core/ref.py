@@ -227,6 +227,9 @@ class ds:
   def __post_init__(self) -> None:
     object.__setattr__(self, "start", _integer(self.start, "ds: start"))
     object.__setattr__(self, "size", _integer(self.size, "ds: size"))
+    for what, x in (("start", self.start), ("size", self.size), ("stride", self.stride)):
+      if isinstance(x, int) and not -2**31 <= x < 2**31:
+        raise TileIndexError(f"ds: {what} is {x}, and an index is an i32", loc=user_loc())
     if isinstance(self.size, int) and self.size < 0:
       raise TileIndexError(f"ds: size is {self.size}, it must not be negative", loc=user_loc())
     if isinstance(self.stride, bool) or not isinstance(self.stride, int) or self.stride < 1:

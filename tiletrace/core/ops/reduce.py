@@ -103,7 +103,7 @@ def _of_nothing(primitive: Primitive, what: str, x: Tile) -> bool | int:
 def _axes(what: str, x: Tile, axis: Any) -> tuple[int, ...]:
   if axis is None:
     return tuple(range(x.ndim))
-  if isinstance(axis, tuple | list) and not axis:
+  if isinstance(axis, tuple) and not axis:
     raise TileTypeError(f"{what} over no axis of {x.type}", loc=user_loc(),
                         hint="axis=None reduces all dimensions, axis=k one; over none a tile is its own result")
   axes = axis if isinstance(axis, tuple) else (axis,)

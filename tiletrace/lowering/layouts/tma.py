@@ -40,9 +40,9 @@ def runs(layout: Layout) -> list[tuple[int, int, int, int]]:
   parts += [(o.dim, o.extent, o.step, o.stride) for o in layout.outers_of("off")]
   joined: list[tuple[int, int, int, int]] = []
   for dim, extent, step, stride in parts:
-    below = joined[-1] if joined else (None, 0, 0, 0)
-    if below[0] == dim and below[1] * below[2] == step and below[1] * below[3] == stride:
-      joined[-1] = (dim, below[1] * extent, *below[2:])
+    along, count, first, apart = joined[-1] if joined else (-1, 0, 0, 0)
+    if along == dim and count * first == step and count * apart == stride:
+      joined[-1] = (dim, count * extent, first, apart)
     else:
       joined.append((dim, extent, step, stride))
   return joined
