@@ -73,6 +73,15 @@ def test_arguments_of_another_kind_are_refused_at_the_call(change, message):
   assert "hint: " in str(e.value) and "stages_test.py" in str(e.value)
 
 
+def test_a_random_key_is_no_array_of_a_kernel_but_its_data_are():
+  call = tt.tile_call(lambda x, y: y.__setitem__(..., x[...]), like(jnp.zeros(2, jnp.uint32)), grid=1, name="kernel")
+  key = jax.random.key(7)
+
+  with pytest.raises(TileTypeError, match=r"kernel: an argument is key<fry>\[\](.*\n)*.*jax.random.key_data"):
+    call(key)
+  assert jnp.array_equal(call(jax.random.key_data(key)), jax.random.key_data(key))
+
+
 def test_an_estimate_of_the_cost_is_refused_rather_than_dropped():
   with pytest.raises(TileTypeError, match=r"cost_estimate=.*: there are none yet") as e:
     tt.tile_call(lambda x, y: None, like(jnp.zeros(3)), grid=1, name="kernel", cost_estimate={"flops": 1})

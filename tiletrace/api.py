@@ -84,7 +84,7 @@ class TileCall:
   def __call__(self, *args: Any) -> Any:
     leaves, structure = jax.tree.flatten(args)
     arrays = primitive.vary_alike([jnp.asarray(x) for x in leaves])
-    program = self._program(tuple((x.shape, np.dtype(x.dtype)) for x in arrays), structure)
+    program = self._program(tuple(_aval(x, self.__name__) for x in arrays), structure)
 
     def run(*args: Any) -> Any:
       return jax.tree.unflatten(jax.tree.structure(self.out_shape), primitive.bind(program, *jax.tree.leaves(args)))
@@ -338,6 +338,9 @@ def _aval(x: Any, name: str) -> primitive.Aval:
   if not hasattr(x, "shape") or not hasattr(x, "dtype"):
     x = np.asarray(x)
     return x.shape, np.dtype(jax.dtypes.canonicalize_dtype(x.dtype))
+  if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
+    raise TileTypeError(f"{name}: an argument is {x.dtype}{list(x.shape)}, which has no bits that a kernel could read",
+                        loc=user_loc(), hint="of a key: jax.random.key_data(key)")
   return tuple(x.shape), np.dtype(jax.dtypes.canonicalize_dtype(x.dtype))
 
 
