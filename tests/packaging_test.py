@@ -61,6 +61,8 @@ def _doctor_in_a_fresh_environment(wheel: pathlib.Path, folder: pathlib.Path) ->
 def test_sdist_holds_the_sources_and_nothing_that_was_built(sdist):
   with tarfile.open(sdist) as archive:
     names = {name.partition("/")[2] for name in archive.getnames()}
+    binary = [m.name for m in archive if m.isfile() and b"\0" in archive.extractfile(m).read()]  # type: ignore[union-attr]
+  assert not binary
   tops = {name.split("/")[0] for name in names}
   assert {"CMakeLists.txt", "LICENSE", "README.md", "pyproject.toml", "tiletrace", "third_party", "tests"} <= tops
   assert {"tiletrace/ffi/tiletrace_ffi.cc", "third_party/xla_ffi/xla/ffi/api/ffi.h"} <= names

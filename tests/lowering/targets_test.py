@@ -10,19 +10,10 @@ import numpy as np
 import pytest
 
 import tiletrace as tt
-from tests.gpu import (  # noqa: F401  (they register)
-  corpus_control,
-  corpus_elementwise,
-  corpus_gemm,
-  corpus_indexed,
-  corpus_kernels,
-  corpus_memory,
-  corpus_narrow,
-  corpus_reduce,
-  corpus_tails,
-)
-from tests.gpu.corpus import CASES as CORPUS, build
+from tests.gpu import corpus_gemm
+from tests.gpu.corpus import build
 from tests.gpu.corpus_gemm import matmul_kernel
+from tests.gpu.whole_corpus import CASES as CORPUS
 from tests.lowering.kernels import BF16, F32, count, declined, struct, variants
 from tests.lowering.simulated import run
 from tests.tolerances import assert_close

@@ -5,18 +5,8 @@ import jax
 import numpy as np
 import pytest
 
-from tests.gpu import (  # noqa: F401  (they register)
-  corpus_control,
-  corpus_elementwise,
-  corpus_gemm,
-  corpus_indexed,
-  corpus_kernels,
-  corpus_memory,
-  corpus_narrow,
-  corpus_reduce,
-  corpus_tails,
-)
-from tests.gpu.corpus import CASES, build
+from tests.gpu.corpus import build
+from tests.gpu.whole_corpus import CASES
 from tiletrace.sim.launch import run
 
 

@@ -38,6 +38,19 @@ def float_array(function: str, name: str, x: Any) -> jax.Array:
   return x
 
 
+def half_array(function: str, name: str, x: Any, *, wider: str) -> jax.Array:
+  """`x` as an array of 16-bit floats of rank 1 or more; `wider`: what takes float32.
+
+  Raises:
+    TileTypeError: it is none.
+  """
+  x = float_array(function, name, x)
+  if x.dtype == jnp.float32:
+    raise TileTypeError(f"{function}: {name} is float32", loc=caller_loc(),
+                        hint=f"bfloat16 or float16: {name}.astype(jnp.bfloat16); {wider} takes float32")
+  return x
+
+
 def described(x: Any) -> str:
   """What an argument is, in a message."""
   return f"{getattr(x, 'dtype', type(x).__name__)}{list(np.shape(x))}"

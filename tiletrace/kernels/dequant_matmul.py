@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import tiletrace as tt
 from tiletrace.core.errors import TileTypeError
 from tiletrace.core.source import caller_loc
-from tiletrace.kernels.arguments import float_dtype
+from tiletrace.kernels.arguments import FLOATS, float_dtype
 from tiletrace.kernels.packed_weights import (
   BITS,
   BLOCK,
@@ -219,7 +219,7 @@ def _operands(x: Any, packed: Any, scales: Any, group: int, form: Any) -> tuple[
     raise TileTypeError(f"dequant_matmul: group={group!r}", loc=caller_loc(),
                         hint=f"{_LEAST_GROUP}, a multiple of {BLOCK}, or k = {k} and more: one scale for each column")
   groups = tt.cdiv(k, group)
-  if scales.ndim != 2 or scales.shape[0] != groups or scales.dtype not in (jnp.bfloat16, jnp.float16, jnp.float32):
+  if scales.ndim != 2 or scales.shape[0] != groups or scales.dtype not in FLOATS:
     raise TileTypeError(f"dequant_matmul: scales is {scales.dtype}{list(scales.shape)}", loc=caller_loc(),
                         hint=f"floats [{groups}, n]: one for each {group} rows of w[{k}, n], in each column")
   wanted = packed_shape(k, scales.shape[1], form)

@@ -11,7 +11,7 @@ import numpy as np
 import tiletrace as tt
 from tiletrace.core.errors import TileTypeError
 from tiletrace.core.source import caller_loc
-from tiletrace.kernels.arguments import float_array, float_dtype
+from tiletrace.kernels.arguments import float_dtype, half_array
 from tiletrace.kernels.matmul import Tiling
 
 _SMALL = 96          # rows of an average group, up to which tiles of 64 rows waste less
@@ -86,7 +86,8 @@ def grouped_matmul(x: jax.Array, w: jax.Array, sizes: jax.Array, *, transpose_w:
     >>> y.shape, bool(jnp.allclose(y.astype("float32"), z.astype("float32"), rtol=0.02, atol=0.02))
     ((100, 40), True)
   """
-  x, w, sizes = _operand("x", x), _operand("w", w), jnp.asarray(sizes)
+  x, w = (half_array("grouped_matmul", name, y, wider="jax.lax.ragged_dot") for name, y in (("x", x), ("w", w)))
+  sizes = jnp.asarray(sizes)
   if x.ndim != 2 or w.ndim != 3 or x.dtype != w.dtype:
     raise TileTypeError(f"grouped_matmul: x is {x.dtype}{list(x.shape)}, w {w.dtype}{list(w.shape)}", loc=caller_loc(),
                         hint="one dtype; x[m, k] and w[groups, k, n]")
@@ -120,14 +121,6 @@ def grouped_matmul_call(m: int, w_shape: tuple[int, ...], dtype: Any, *, transpo
       jax.ShapeDtypeStruct((m, n), dtype), name="grouped_matmul", warpgroups=t.warpgroups, persistent=persistent,
       grid=(tt.cdiv(m, t.bm) + groups, tt.cdiv(n, t.bn)),     # a group may end within a tile, and so may the last one
       vjp=functools.partial(_backward, transpose_w=transpose_w))
-
-
-def _operand(name: str, x: Any) -> jax.Array:
-  x = float_array("grouped_matmul", name, x)
-  if x.dtype == jnp.float32:
-    raise TileTypeError(f"grouped_matmul: {name} is float32", loc=caller_loc(),
-                        hint=f"bfloat16 or float16: {name}.astype(jnp.bfloat16); jax.lax.ragged_dot takes float32")
-  return x
 
 
 def _backward(inputs: tuple, y: jax.Array, dy: jax.Array, *, transpose_w: bool) -> tuple:

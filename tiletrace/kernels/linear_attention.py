@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import tiletrace as tt
 from tiletrace.core.errors import TileTypeError
 from tiletrace.core.source import caller_loc
-from tiletrace.kernels.arguments import number
+from tiletrace.kernels.arguments import described, number
 
 KEY_DIMS = (64, 128)
 _CHUNK = 64               # queries whose keys are scored at once, by one warpgroup
@@ -160,8 +160,7 @@ def _check_operands(query: Any, key: Any, value: Any, decay: Any, initial: Any) 
   arrays = {"query": query, "key": key, "value": value}
   for name, x in arrays.items():
     if getattr(x, "ndim", None) != 4 or x.dtype not in (jnp.bfloat16, jnp.float16) or x.dtype != query.dtype:
-      raise TileTypeError(f"linear_attention: {name} is {getattr(x, 'dtype', type(x).__name__)}"
-                          f"{list(getattr(x, 'shape', ()))}", loc=caller_loc(),
+      raise TileTypeError(f"linear_attention: {name} is {described(x)}", loc=caller_loc(),
                           hint="all bfloat16 or all float16 [batch, length, heads, dimension]")
   if query.shape != key.shape or query.shape[:3] != value.shape[:3]:
     raise TileTypeError("linear_attention: " + ", ".join(f"{n} {list(x.shape)}" for n, x in arrays.items()),
@@ -172,5 +171,5 @@ def _check_operands(query: Any, key: Any, value: Any, decay: Any, initial: Any) 
                         hint=f"one of {', '.join(map(str, KEY_DIMS))}; zeros may be appended to query and key")
   for name, x, shape in (("decay", decay, (h,)), ("initial_state", initial, (b, h, dk, value.shape[3]))):
     if x is not None and (getattr(x, "shape", None) != shape or x.dtype != jnp.float32):
-      raise TileTypeError(f"linear_attention: {name} is {getattr(x, 'dtype', type(x).__name__)}"
-                          f"{list(getattr(x, 'shape', ()))}", loc=caller_loc(), hint=f"float32 {list(shape)}")
+      raise TileTypeError(f"linear_attention: {name} is {described(x)}", loc=caller_loc(),
+                          hint=f"float32 {list(shape)}")

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import tiletrace as tt
 from tiletrace.core.errors import TileTypeError
 from tiletrace.core.source import caller_loc
-from tiletrace.kernels.arguments import check_elementwise, float_array, float_dtype
+from tiletrace.kernels.arguments import check_elementwise, float_array, float_dtype, half_array
 from tiletrace.lowering.target import SM_90A
 
 Activation = Callable[[jax.Array], jax.Array]
@@ -130,7 +130,7 @@ def matmul(a: jax.Array, b: jax.Array, bias: jax.Array | None = None, *, activat
     >>> y.shape, bool(jnp.allclose(y.astype("float32"), z.astype("float32"), rtol=0.02, atol=0.02))
     ((2, 30, 40), True)
   """
-  a, b = _operand("a", a), _operand("b", b)
+  a, b = half_array("matmul", "a", a, wider="jnp.dot"), half_array("matmul", "b", b, wider="jnp.dot")
   if b.ndim != 2 or a.dtype != b.dtype or (a.ndim != 2 if transpose_a else a.ndim < 2):
     raise TileTypeError(f"matmul: a is {a.dtype}{list(a.shape)}, b {b.dtype}{list(b.shape)}", loc=caller_loc(),
                         hint="one dtype; b has rank 2, and so has a where it is transposed")
@@ -164,14 +164,6 @@ def matmul_call(shape: tuple[int, ...], dtype: Any, *, k: int, form: str = "nn",
 
 def _waves(m: int, n: int, t: Tiling) -> int:
   return tt.cdiv(math.prod(t.grid(m, n)), SM_90A.sm_count)
-
-
-def _operand(name: str, x: Any) -> jax.Array:
-  x = float_array("matmul", name, x)
-  if x.dtype == jnp.float32:
-    raise TileTypeError(f"matmul: {name} is float32", loc=caller_loc(),
-                        hint=f"bfloat16 or float16: {name}.astype(jnp.bfloat16); jnp.dot takes float32")
-  return x
 
 
 def _backward(inputs: tuple, y: jax.Array, dy: jax.Array, *, form: str, activation: Activation | None) -> tuple:

@@ -5,7 +5,8 @@ import dataclasses
 from collections.abc import Iterator
 
 from tiletrace.core import dtypes
-from tiletrace.core.graph import Eqn
+from tiletrace.core.graph import Eqn, Var
+from tiletrace.core.types import Space
 from tiletrace.lowering.layouts.catalog import wgmma_accumulator
 from tiletrace.lowering.layouts.relation import Layout
 
@@ -51,6 +52,15 @@ def shape_of(eqn: Eqn) -> tuple[int, int, int]:
   *_, b, acc = eqn.refs
   m, n = acc.shape
   return m, n, b.shape[0]
+
+
+def register_operand(eqn: Eqn) -> Var | None:
+  """A of a gemm, where it lies in registers: a fragment or a value."""
+  if eqn.params["a_in"] == "value":
+    a = eqn.values[1]
+    assert isinstance(a, Var)
+    return a
+  return eqn.refs[0].root if eqn.refs[0].type.space is Space.FRAGMENT else None
 
 
 def grids(policy: str | tuple[int, int], warpgroups: int) -> list[tuple[int, int]]:

@@ -3,18 +3,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.gpu import (  # noqa: F401  (they register)
-  corpus_control,
-  corpus_elementwise,
-  corpus_gemm,
-  corpus_indexed,
-  corpus_kernels,
-  corpus_memory,
-  corpus_narrow,
-  corpus_reduce,
-  corpus_tails,
-)
-from tests.gpu.corpus import CASES, build
+from tests.gpu.corpus import build
+from tests.gpu.whole_corpus import CASES
 from tests.lowering.kernels import assemble
 
 

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from tiletrace.core.errors import LoweringError
 from tiletrace.core.graph import Eqn, Var
 from tiletrace.core.ops import mma as ops
-from tiletrace.core.types import Space
 from tiletrace.lowering import mma_plan
 from tiletrace.lowering.infer.constraints import Constraint, Fixed, InferContext, layout_rules
 from tiletrace.lowering.layouts.catalog import wgmma_a_fragment
 from tiletrace.lowering.mma_plan import plan_of
-from tiletrace.lowering.wgmma_plan import WgmmaPlan, accumulator_layout, best_partition, shape_of
+from tiletrace.lowering.wgmma_plan import WgmmaPlan, accumulator_layout, best_partition, register_operand, shape_of
 
 
 @layout_rules.register(ops.gemm_p, ops.gemm_async_p)
@@ -20,7 +19,7 @@ def _gemm(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
   if not isinstance(plan, WgmmaPlan):
     raise LoweringError(f"no partition of this gemm for wgmma: {plan}", loc=eqn.loc)
   yield Fixed(eqn.refs[-1].root, accumulator_layout(eqn, plan), eqn, "the accumulator of this gemm (wgmma)")
-  a = _register_operand(eqn)
+  a = register_operand(eqn)
   if a is not None:
     m, _, k = shape_of(eqn)
     bits = eqn.refs[-2].type.dtype.itemsize * 8
@@ -28,14 +27,6 @@ def _gemm(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
     if plan.grid[1] > 1:
       layout = layout.repeat("warp", plan.grid[1], -1)
     yield Fixed(a, layout, eqn, "the A operand of this gemm in registers (wgmma)")
-
-
-def _register_operand(eqn: Eqn) -> Var | None:
-  if eqn.params["a_in"] == "value":
-    a = eqn.values[1]
-    assert isinstance(a, Var)
-    return a
-  return eqn.refs[0].root if eqn.refs[0].type.space is Space.FRAGMENT else None
 
 
 @layout_rules.register(ops.mma_sync_p)

@@ -17,6 +17,7 @@ from tiletrace.core.ops.elementwise import cast_p, gt_p
 from tiletrace.core.ops.memory import load_p, store_p
 from tiletrace.core.rules import effects, type_rules
 from tiletrace.core.types import RefType, Space
+from tiletrace.lowering.wgmma_plan import register_operand
 
 # Results may share registers with operands.
 RENAMES = frozenset({"broadcast_in_dim", "slice", "transpose", "reshape", "concatenate", "relayout", "own_columns",
@@ -39,14 +40,6 @@ class Pending:
   a_value: Var | None
   registers: Set[Var]
   shared: frozenset[Var]
-
-
-def register_operand(gemm: Eqn) -> Var | None:
-  """A, where it lies in registers: a fragment or a value."""
-  if gemm.params["a_in"] == "value":
-    a = gemm.values[-1]
-    return a if isinstance(a, Var) else None
-  return gemm.refs[0].root if gemm.refs[0].type.space is Space.FRAGMENT else None
 
 
 def pending_of(gemm: Eqn, sharing: Mapping[Var, Set[Var]]) -> Pending:
@@ -145,7 +138,7 @@ def stays_in_flight(loop: Eqn, pushes: Set[Eqn]) -> bool:
     return False
   accs = {g.refs[-1].root for g in gemms}
   shared = {r.root for g in gemms for r in g.refs if r.type.space is Space.SHARED}
-  if any(register_operand(g) is not None or g.params["a_in"] == "value" for g in gemms):
+  if any(register_operand(g) is not None for g in gemms):
     return False
   for eqn in body.eqns:
     if eqn.primitive is mma.gemm_p:

@@ -5,7 +5,7 @@ import dataclasses
 
 from tiletrace.core.graph import Atom, Block, Eqn, Literal, RefOperand, TileGraph, Var, prefixed, walk
 from tiletrace.core.rules import effects
-from tiletrace.lowering.schedule.builder import Builder, RingState, i32
+from tiletrace.lowering.schedule.builder import Builder, RingState
 from tiletrace.lowering.schedule.consumer import RingResources
 from tiletrace.lowering.schedule.fill import FillLoop, Push, drain, fill, is_async, lag_of
 from tiletrace.lowering.schedule.mail import Mailbox, Phase
@@ -102,7 +102,7 @@ class Producer:
   def _prefetch(self, copy: Eqn, env: dict[Var, Atom]) -> list[Eqn]:
     resources, b = self._of[copy][0], Builder(copy.loc)
     dst = copy.refs[1]
-    view, dynamic = prefixed(dst.view, i32(0))
+    view, dynamic = prefixed(dst.view, 0)
     b.prefetch(_renamed(copy.refs[0], env), RefOperand(resources.buffers[dst.root], view, dynamic))
     return b.eqns
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 from tiletrace.core import dtypes
-from tiletrace.core.graph import Atom, Block, Eqn, Literal, RefOperand, Var, walk
+from tiletrace.core.graph import Atom, Block, Eqn, Literal, RefOperand, Var, prefixed, walk
 from tiletrace.core.ops import grid, memory, mma, shape
 from tiletrace.core.ops.relayout import own_columns_p, relayout_p
-from tiletrace.core.types import Dyn, Space, TileType, View, ViewDim
+from tiletrace.core.types import Space, TileType, whole_view
 from tiletrace.lowering.layouts.catalog import wgmma_a_fragment
 from tiletrace.lowering.layouts.normal import REPLICA
 from tiletrace.lowering.layouts.relation import Layout
@@ -28,7 +28,6 @@ class _Split:
   relayout: Eqn
   store: Eqn | None
   gemms: tuple[Eqn, ...]
-  parts: int
 
 
 class SplitOperands(Exchange):
@@ -70,47 +69,47 @@ class SplitOperands(Exchange):
   def _match(self, eqn: Eqn, block: Block, users: dict[Var, list[Eqn]]) -> _Split | None:
     if eqn.primitive is not relayout_p or eqn.params["how"] != "shared" or eqn.params["cut"] is not None:
       return None
-    x, y, parts = eqn.values[0], eqn.outvars[0], self.warpgroups
-    own = self._own_layout(y, parts)
-    if own is None or not isinstance(x, Var) or self.layouts[x] != own.repeat("warp", parts, 1):
+    x, y = eqn.values[0], eqn.outvars[0]
+    own = self._own_layout(y)
+    if own is None or not isinstance(x, Var) or self.layouts[x] != own.repeat("warp", _PARTS, 1):
       return None
     store, using = None, users.get(y, [])
     if len(using) == 1 and using[0].primitive is memory.store_p and _fills_fragment(using[0]):
       store = using[0]
       using = [e for e in users[store.refs[0].root] if e is not store]
     inside = set(block.eqns)
-    if not using or not all(e in inside and self._takes(e, y, store, parts) for e in using):
+    if not using or not all(e in inside and self._takes(e, y, store) for e in using):
       return None
     gemms = tuple(e for e in block.eqns if e in set(using))
     places = [block.eqns.index(e) for e in gemms]
     if places != list(range(places[0], places[0] + len(places))) or places[0] < block.eqns.index(store or eqn):
       return None
-    return _Split(eqn, store, gemms, parts)
+    return _Split(eqn, store, gemms)
 
-  def _own_layout(self, y: Var, parts: int) -> Layout | None:
+  def _own_layout(self, y: Var) -> Layout | None:
     """Of a warpgroup's part as an operand; None where its columns are no whole instructions."""
     itemsize = y.dtype.itemsize
-    if parts != _PARTS or len(y.shape) != 2 or y.shape[0] % 64 or y.shape[1] * itemsize % (parts * _STEP_BYTES):
+    if self.warpgroups != _PARTS or len(y.shape) != 2 or y.shape[0] % 64 or (
+        y.shape[1] * itemsize % (_PARTS * _STEP_BYTES)):
       return None
-    return wgmma_a_fragment(y.shape[0], y.shape[1] // parts, 8 * itemsize)
+    return wgmma_a_fragment(y.shape[0], y.shape[1] // _PARTS, 8 * itemsize)
 
-  def _takes(self, eqn: Eqn, y: Var, store: Eqn | None, parts: int) -> bool:
+  def _takes(self, eqn: Eqn, y: Var, store: Eqn | None) -> bool:
     """Whether it is a gemm of all of the operand, whose columns are split over the warpgroups, and of nothing else."""
     if eqn.primitive is not mma.gemm_p or eqn.params["dispatch"] != "wgmma_rs":
       return False
     left = eqn.values[1] if eqn.params["a_in"] == "value" else eqn.refs[0].root if eqn.refs[0].is_whole else None
     wanted = y if store is None else store.refs[0].root
-    return left is wanted and wgmma_plan(eqn, self.layouts[eqn.refs[-1].root], parts).grid == (1, parts)
+    return left is wanted and wgmma_plan(eqn, self.layouts[eqn.refs[-1].root], _PARTS).grid == (1, _PARTS)
 
   def _gemms(self, split: _Split) -> list[Eqn]:
-    x, parts, gemms = split.relayout.values[0], split.parts, split.gemms
-    assert isinstance(x, Var)
-    width = x.shape[1] // parts
-    tile = wgmma_a_fragment(x.shape[0], width, 8 * x.dtype.itemsize)
-    layout = tile.repeat("warp", parts, REPLICA)
+    x, gemms = split.relayout.values[0], split.gemms
+    tile = self._own_layout(split.relayout.outvars[0])
+    assert isinstance(x, Var) and tile is not None
+    width, layout = x.shape[1] // _PARTS, tile.repeat("warp", _PARTS, REPLICA)
     b = Builder(split.relayout.loc)
-    buffer = self._hand_over(b, x, parts, tile)              # first: nothing may read registers of a gemm in flight
-    (own,) = b.bind(own_columns_p, (x,), {"parts": parts})
+    buffer = self._hand_over(b, x, tile)                     # first: nothing may read registers of a gemm in flight
+    (own,) = b.bind(own_columns_p, (x,), {"parts": _PARTS})
     self.layouts[own] = layout
     wg = b.bind(grid.warpgroup_id_p, (), {})[0]
     at, lead = b.mul(wg, width), (len(gemms) + 1) // 2
@@ -128,28 +127,25 @@ class SplitOperands(Exchange):
                       "from registers, the other's come through shared memory meanwhile")
     return b.eqns
 
-  def _hand_over(self, b: Builder, x: Var, parts: int, tile: Layout) -> Var:
-    """Every warpgroup's part into a buffer [parts, m, width]."""
-    (m, k), bits = x.shape, 8 * x.dtype.itemsize
-    width = k // parts
-    (apart,) = b.bind(shape.reshape_p, (x,), {"shape": (m, parts, width)})
+  def _hand_over(self, b: Builder, x: Var, tile: Layout) -> Var:
+    """Both warpgroups' parts into a buffer [2, m, width]."""
+    (m, width), bits = tile.shape, 8 * x.dtype.itemsize
+    (apart,) = b.bind(shape.reshape_p, (x,), {"shape": (m, _PARTS, width)})
     (in_front,) = b.bind(shape.transpose_p, (apart,), {"permutation": (1, 0, 2)})
-    self.layouts[in_front] = tile.expand_dims(0).repeat("warp", parts, 0)
+    self.layouts[in_front] = tile.expand_dims(0).repeat("warp", _PARTS, 0)
     self.layouts[apart] = self.layouts[in_front].permute((1, 0, 2))
     swizzle = next(s for s in SWIZZLES if s and width * x.dtype.itemsize % s == 0)
-    layout = stack(shared_layout((m, width), bits, swizzle), parts, bits)
-    buffer = self.buffer(b.loc, TileType((parts, m, width), x.dtype), "exchange", layout)
+    layout = stack(shared_layout((m, width), bits, swizzle), _PARTS, bits)
+    buffer = self.buffer(b.loc, TileType((_PARTS, m, width), x.dtype), "exchange", layout)
     b.store(whole(buffer), in_front, dispatch="direct")
     return buffer
 
   def _other(self, b: Builder, buffer: Var, wg: Atom, layout: Layout) -> tuple[Var, Atom]:
     """The other warpgroup's part, and at which column it starts."""
-    _, m, width = buffer.shape
-    view = View((ViewDim(Dyn(0), 1, squeezed=True), ViewDim(0, m), ViewDim(0, width)), (1, 2))
     other = b.sub(1, wg)
-    value = b.load(RefOperand(buffer, view, (other,)))
+    value = b.load(RefOperand(buffer, *prefixed(whole_view(buffer.shape[1:]), other)))
     self.layouts[value] = layout
-    return value, b.mul(other, width)
+    return value, b.mul(other, buffer.shape[2])
 
   def _part(self, b: Builder, gemm: Eqn, left: Var, at: Atom, width: int, *, follows: bool = False) -> None:
     """The product of some columns of the left operand and the rows of the right one that they meet."""
