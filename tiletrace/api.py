@@ -337,7 +337,7 @@ def _static_key(kernel: Any, name: str) -> Hashable:
 def _aval(x: Any, name: str) -> primitive.Aval:
   if not hasattr(x, "shape") or not hasattr(x, "dtype"):
     x = np.asarray(x)
-  if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
+  if jnp.issubdtype(x.dtype, jax.dtypes.extended):
     raise TileTypeError(f"{name}: an argument is {x.dtype}{list(x.shape)}, which has no bits that a kernel could read",
                         loc=user_loc(), hint="of a key: jax.random.key_data(key)")
   return tuple(x.shape), np.dtype(jax.dtypes.canonicalize_dtype(x.dtype))

@@ -18,7 +18,7 @@ from tiletrace.core.errors import LaunchError
 from tiletrace.ffi.image import KernelImage, TensorMapSpec
 
 try:
-  from cuda.bindings import driver as _driver  # pyright: ignore[reportAttributeAccessIssue]
+  from cuda.bindings import driver as _driver  # pyright: ignore[reportAttributeAccessIssue, reportMissingImports]
 except ImportError:
   _driver = None
 cuda: Any = _driver     # its functions are typed by their C signatures, which pyright cannot follow
