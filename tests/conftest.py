@@ -7,6 +7,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import gc
+import importlib.metadata
 import os
 import pathlib
 import shutil
@@ -19,12 +20,6 @@ import pytest
 
 from tests.gpu import agreement
 
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-if "TT_CACHE_DIR" not in os.environ:        # workers inherit the directory of the process that started them
-  os.environ["TT_CACHE_DIR"] = tempfile.mkdtemp(prefix="tiletrace-tests-")
-  atexit.register(shutil.rmtree, os.environ["TT_CACHE_DIR"], ignore_errors=True)
-
-
 def _no_gpu() -> str | int:
   """Why GPU tests cannot run, or the GPU's major compute capability. Asks the driver directly: initialising jax for
   that takes seconds."""
@@ -36,6 +31,23 @@ def _no_gpu() -> str | int:
   if driver.cuInit(0) or driver.cuDeviceGetAttribute(ctypes.byref(major), 75, 0):     # COMPUTE_CAPABILITY_MAJOR
     return "no NVIDIA GPU"
   return major.value
+
+
+def _set_environment() -> None:
+  """Of this process and of those that it starts. Without a GPU, XLA compiles most of what tests run, once each, and
+  that took three quarters of their time: with few optimizations it takes a quarter of that."""
+  flags = ["--xla_force_host_platform_device_count=8"]
+  if isinstance(_no_gpu(), str):
+    os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    if importlib.metadata.version("jaxlib").startswith("0.10."):       # XLA ends at a flag that it does not know
+      flags.append("--xla_cpu_use_fusion_emitters=false")
+  os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags])
+  if "TT_CACHE_DIR" not in os.environ:        # workers inherit the directory of the process that started them
+    os.environ["TT_CACHE_DIR"] = tempfile.mkdtemp(prefix="tiletrace-tests-")
+    atexit.register(shutil.rmtree, os.environ["TT_CACHE_DIR"], ignore_errors=True)
+
+
+_set_environment()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
