@@ -433,13 +433,13 @@ def _aliases(aliases: Any, inputs_known: Sequence[Any], name: str) -> dict[int, 
   return out
 
 
-def _check_persistent(persistent: Any, cluster: Any, label: str) -> None:
+def _check_persistent(persistent: Any, cluster: tuple[int, ...] | None, label: str) -> None:
   if isinstance(persistent, bool):
     return
   if not isinstance(persistent, str) or persistent != "dynamic":
     raise TileTypeError(f'tile_call({label}): persistent={persistent!r} must be True, False or "dynamic"',
                         loc=user_loc())
-  if cluster is not None and math.prod(cluster) > 1:
+  if math.prod(cluster or ()) > 1:
     raise TileTypeError(f'tile_call({label}): persistent="dynamic" with cluster={cluster}: a CTA takes a program, not a '
                         "cluster several", loc=user_loc(), hint="persistent=True, or drop cluster=")
 
@@ -511,7 +511,8 @@ def tile_call(kernel: Callable[..., None], out_shape: Any, *, grid: int | tuple[
     if len(extents) < 2:
       raise TileTypeError(f"tile_call({label}): raster={raster} groups rows of a grid of two axes, this one is "
                           f"{extents}", loc=user_loc(), hint="drop raster=")
-  _check_persistent(persistent, cluster, label)
+  clusters = _cluster(cluster, extents, label)
+  _check_persistent(persistent, clusters, label)
   aliases = _aliases(input_output_aliases, jax.tree.leaves(out_shape), label)
   if vjp is not None and aliases:
     raise TileTypeError(f"tile_call({label}): vjp= with input_output_aliases: the saved input would be overwritten",
@@ -520,7 +521,6 @@ def tile_call(kernel: Callable[..., None], out_shape: Any, *, grid: int | tuple[
   switches = config.read()
   options = dataclasses.replace(options, debug=options.debug or switches.debug,
                                 profile=options.profile or switches.profile, target=options.target or switches.target)
-  call = CallOptions(extents, _count(warpgroups, "warpgroups", label, 8), _cluster(cluster, extents, label), raster,
-                     persistent)
+  call = CallOptions(extents, _count(warpgroups, "warpgroups", label, 8), clusters, raster, persistent)
   return TileCall(kernel, out_shape, call, aliases=aliases, vjp=vjp, compile_options=options,
                   backend=backend, name=name, patterns=patterns)
