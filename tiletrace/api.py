@@ -440,8 +440,8 @@ def _check_persistent(persistent: Any, cluster: tuple[int, ...] | None, label: s
     raise TileTypeError(f'tile_call({label}): persistent={persistent!r} must be True, False or "dynamic"',
                         loc=user_loc())
   if math.prod(cluster or ()) > 1:
-    raise TileTypeError(f'tile_call({label}): persistent="dynamic" with cluster={cluster}: a CTA takes a program, not a '
-                        "cluster several", loc=user_loc(), hint="persistent=True, or drop cluster=")
+    raise TileTypeError(f'tile_call({label}): persistent="dynamic" with cluster={cluster}: a CTA takes a program, '
+                        "not a cluster several", loc=user_loc(), hint="persistent=True, or drop cluster=")
 
 
 def tile_call(kernel: Callable[..., None], out_shape: Any, *, grid: int | tuple[int, ...], warpgroups: int = 1,

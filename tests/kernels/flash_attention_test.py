@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 
 import jax
@@ -109,7 +110,7 @@ def test_packed_sequences_of_persistent_programs(persistent):
   assert lowered.compile().memory_analysis()["spill_stores"] == 0
   for sms in (1, 3):
     out, residual = lowered.simulate(q[0], k[0], v[0], starts, starts, num_sms=sms)
-    for a, b in zip(starts, starts[1:]):
+    for a, b in itertools.pairwise(starts):
       want = attention_reference(*(x[:, a:b] for x in (q, k, v)), is_causal=True, return_residual=True)
       close((out[None, a:b], residual[None, a:b]), want)
 

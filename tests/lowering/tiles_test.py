@@ -135,7 +135,7 @@ def test_roles_of_the_author_s_own_are_refused():
 
   x = np.arange(1000, dtype=np.float32)
   call = tt.tile_call(kernel, struct(1000), grid=8, persistent="dynamic")
-  with pytest.raises(tt.LoweringError, match="kernel has roles of its own, and persistent=\"dynamic\" loops") as refused:
+  with pytest.raises(tt.LoweringError, match='kernel has roles of its own, and persistent="dynamic"') as refused:
     call.trace(x)
   assert caret(refused.value) == "tt.warpgroup(0)"
   assert refused.value.hint is not None and refused.value.hint.startswith("persistent=True, and write the loop")

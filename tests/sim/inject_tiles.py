@@ -5,7 +5,7 @@ import numpy as np
 
 import tiletrace as tt
 from tests.gpu.corpus import Case, f64, normal, out
-from tests.gpu.corpus_control import BF16, ragged_sums_kernel
+from tests.gpu.corpus_control import ragged_sums_kernel
 from tests.gpu.corpus_gemm import matmul
 from tests.sim.inject import DEADLOCK, RACE, fault
 from tests.sim.subjects import subject

@@ -158,7 +158,7 @@ class Eqn:
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallOptions:
   """The options of a tile_call that a pass may read. `warpgroups` counts consumers, `cluster` the CTAs of a cluster
-  along each axis of the grid, `persistent` is False, True or "dynamic". With dynamic shapes each extent of the grid is a
+  along each axis of the grid; `persistent` is a bool or "dynamic". With dynamic shapes each extent of the grid is a
   Size."""
   grid: tuple[int, ...]
   warpgroups: int = 1

@@ -138,8 +138,8 @@ class Launcher:
     """Launches, asynchronously.
 
     Args:
-      *operands: device addresses of the inputs, then of the outputs (an aliased output repeats its input's), without the
-        counter that a kernel takes its programs from: each launch has one, in memory that it allocates on the stream.
+      *operands: device addresses of the inputs, then of the outputs (an aliased output repeats its input's). Not the
+        counter that a kernel takes its programs from: each launch allocates its own on the stream.
       stream: a CUstream handle; 0 is the default stream.
       sizes: of an image of dynamic shapes, what its names stand for, the grid's axes among them.
 
@@ -156,9 +156,11 @@ class Launcher:
       self._launch(image, operands, stream)
       return
     counter = self._check(cuda.cuMemAllocAsync(_COUNTER_BYTES, stream), "no memory for its counter")
-    self._check(cuda.cuMemsetD32Async(counter, 0, 1, stream), "cannot clear its counter")
-    self._launch(image, (*operands[:image.counter], int(counter), *operands[image.counter:], int(counter)), stream)
-    self._check(cuda.cuMemFreeAsync(counter, stream), "cannot free its counter")
+    try:
+      self._check(cuda.cuMemsetD32Async(counter, 0, 1, stream), "cannot clear its counter")
+      self._launch(image, (*operands[:image.counter], int(counter), *operands[image.counter:], int(counter)), stream)
+    finally:
+      cuda.cuMemFreeAsync(counter, stream)
 
   def _launch(self, image: KernelImage, operands: tuple[int, ...], stream: int) -> None:
     values = self._values(image, operands)

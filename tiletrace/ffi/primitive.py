@@ -31,7 +31,7 @@ Aval = tuple[tuple[int, ...], np.dtype]
 
 
 class Hidden(Protocol):
-  """What a kernel has beside the user's arrays, read and written: `empty` is the operand, `report` gets the result; None
+  """What a kernel reads and writes beside the user's arrays: `empty` is the operand, `report` gets the result; None
   where nobody wants it."""
 
   def empty(self) -> np.ndarray: ...

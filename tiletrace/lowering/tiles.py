@@ -1,5 +1,5 @@
-"""Where the CTAs of a kernel that is persistent="dynamic" take their programs from: a counter in global memory, one more
-argument that the kernel reads and writes.
+"""Where the CTAs of a kernel that is persistent="dynamic" take their programs from: a counter in global memory, one
+more argument that the kernel reads and writes.
 
 It is zero when a launch begins. Each launch has its own, since two of one kernel may run at the same time, so the
 counter is no variable of the module.
@@ -7,7 +7,6 @@ counter is no variable of the module.
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import numpy as np
 
@@ -23,7 +22,10 @@ NAME = "programs_taken"
 @dataclasses.dataclass(frozen=True, slots=True)
 class Counter:
   """The operand; nobody reads the result."""
-  report: ClassVar[None] = None
+
+  @property
+  def report(self) -> None:
+    return None
 
   def empty(self) -> np.ndarray:
     return np.zeros(1, np.int32)

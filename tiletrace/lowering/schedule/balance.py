@@ -2,8 +2,8 @@
 
 What a program costs is known before anything runs where the trip counts of its loops depend on nothing but its ids, as
 a causal attention's do. Then list scheduling (Graham, Bounds on Multiprocessing Timing Anomalies, 1969) in the order of
-the raster gives each CTA its programs, and the result is a table in the kernel. Where CTAs take their programs when they
-are free, the table has the longest first.
+the raster gives each CTA its programs, and the result is a table in the kernel. Where CTAs take their programs when
+they are free, the table has the longest first.
 """
 from __future__ import annotations
 

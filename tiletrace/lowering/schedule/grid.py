@@ -101,7 +101,7 @@ def place_on_grid(block: Block, options: CallOptions, b: Builder, order: tuple[i
     body = with_ids(block, _program_ids(inner, tile, rank, options), inner.eqns)
     total = _product(b, _in_clusters(options))
   if taking is not None:
-    tile_loop(b, first, total, taking, b.inner(), tile, body)
+    tile_loop(b, first, total, taking, tile, body)
   else:
     b.for_loop(first, total, step, Block((tile,), body.eqns, ()))
   return b.block()

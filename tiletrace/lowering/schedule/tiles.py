@@ -69,7 +69,7 @@ class Handover:
     layouts[buffer] = shared_layout((places,), 32, 0)
     if slots is None:
       return cls(counter_of(graph), buffer, None, None, consumers)
-    full, empty = (head.alloc_barrier(places, n, name) for n, name in ((1, "program_told"), (consumers, "program_read")))
+    full, empty = head.alloc_barrier(places, 1, "program_told"), head.alloc_barrier(places, consumers, "program_read")
     return cls(counter_of(graph), buffer, full, empty, consumers)
 
   @property
@@ -171,17 +171,17 @@ class Alone:
     return program
 
 
-def tile_loop(b: Builder, first: Atom, total: Extent, taking: Taking, inner: Builder, tile: Var, work: Block) -> None:
+def tile_loop(b: Builder, first: Atom, total: Atom | Extent, taking: Taking, tile: Var, work: Block) -> None:
   """Runs `work` while there are programs.
 
   Args:
     first: the CTA's first program.
     total: how many there are.
-    inner, tile: an empty builder, and what `work` calls its program's number.
+    tile: what `work` calls its program's number.
   """
   taking.before(b)
   end = b.operand(total)
-  condition, candidate = b.inner(), Var(tile.type, "tile")
+  condition, inner, candidate = b.inner(), b.inner(), Var(tile.type, "tile")
   more = condition.op(elementwise.lt_p, candidate, end)
   known = inner.op(elementwise.and_p, inner.op(elementwise.ge_p, tile, 0), inner.op(elementwise.lt_p, tile, end))
   inner.bind(assume_p, (known,), {})
