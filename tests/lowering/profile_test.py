@@ -229,7 +229,7 @@ def test_the_custom_call_gets_the_records_and_gives_them_to_a_callback(monkeypat
   traced = call_of(rows_kernel, struct(3, 256), grid=3).trace(x, n)
   (records,) = traced.program.hidden
 
-  jaxpr = jax.make_jaxpr(lambda *args: primitive._call_that_records(traced.program, *args))(x, n)
+  jaxpr = jax.make_jaxpr(lambda *args: primitive._call_with_hidden(traced.program, *args))(x, n)
   (call,) = [e for e in jaxpr.eqns if e.primitive.name == "ffi_call"]
   assert len(call.invars) == 3 and [v.aval.shape for v in call.outvars] == [(3, 256), records.empty().shape]
   assert reported == [(records.report, records.empty().shape)]

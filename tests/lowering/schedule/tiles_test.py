@@ -208,7 +208,7 @@ def test_the_report_says_that_programs_are_taken():
 
   assert "each CTA takes its next program when it is free: in the order of the raster" in text
   assert "300 programs on 300 persistent CTAs, each taken when one is free" in text
-  assert "kernel rows_kernel grid=(300,) persistent=dynamic" in call.trace(*inputs).as_text()
+  assert "grid=(300,) warpgroups=1 persistent=dynamic" in call.trace(*inputs).as_text()
   assert "programs_taken" not in call.trace(*inputs).as_text()
 
 
@@ -279,6 +279,18 @@ def test_with_debugging_and_profiling(capsys):
   assert_close(call(a, b), f64(a) @ f64(b), "gemm")
   said = capsys.readouterr().out
   assert sorted(re.findall(r"program \((\d),\): of (\d)", said)) == [(str(i), str(i)) for i in range(5)]
+
+
+def test_the_number_of_a_program_is_known_to_be_one():
+  """No bounds are checked that are not with a static loop."""
+  def kernel(x, y):
+    r = tt.block(tt.program_id(0), 256)
+    y[r, :] = x[r, :] + 1
+
+  for persistent in (True, "dynamic"):
+    lowered = lower(kernel, [struct(76800, 8)], struct(76800, 8), grid=300, persistent=persistent)
+    assert count(lowered, r"(ld|st)\.global") > 0
+    assert not re.search(r"@!?%p\d+ (ld|st)\.global", lowered.as_text("ptx"))
 
 
 def test_other_kernels_are_as_they_were():
