@@ -182,11 +182,15 @@ def tile_loop(b: Builder, first: Atom, total: Atom | Extent, taking: Taking, til
   taking.before(b)
   end = b.operand(total)
   condition, inner, candidate = b.inner(), b.inner(), Var(tile.type, "tile")
-  more = condition.op(elementwise.lt_p, candidate, end)
-  known = inner.op(elementwise.and_p, inner.op(elementwise.ge_p, tile, 0), inner.op(elementwise.lt_p, tile, end))
-  inner.bind(assume_p, (known,), {})
+  more = _is_program(condition, candidate, end)
+  inner.bind(assume_p, (_is_program(inner, tile, end),), {})
   taking.start(inner)
   inner.eqns += work.eqns
   found = taking.next(inner)
   b.bind(control.while_loop_p, (first,), {},
          (Block((candidate,), tuple(condition.eqns), (more,)), Block((tile,), tuple(inner.eqns), (found,))))
+
+
+def _is_program(b: Builder, tile: Atom, end: Atom) -> Atom:
+  """A number behind the last one may have become negative, where there are almost 2^31."""
+  return b.op(elementwise.and_p, b.op(elementwise.ge_p, tile, 0), b.op(elementwise.lt_p, tile, end))
