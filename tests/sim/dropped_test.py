@@ -40,7 +40,7 @@ REDUNDANT: dict[str, set[str]] = {
     # one block a tile: the first iteration is the last
     "taken_gemm": {*_INIT, *_REGISTERS, "wgmma.wait_group.sync.aligned 0", "mbarrier.arrive 1"},
     # a tile has more blocks than the ring has slots: one that is free says that the tile before last was read, too
-    "taken_gemm_by_cp_async": {*_INIT, *_REGISTERS, "mbarrier wait 1"},
+    "taken_gemm_by_cp_async": {*_INIT, "mbarrier wait 1"},
     "gemm_of_clusters": {*_INIT, *_REGISTERS, "cp.async.bulk.wait_group 0", "bar.sync 0",
                          "mbarrier.arrive.shared::cluster.b64 1"},
     "gemm_by_cp_async": {*_INIT, *_REGISTERS, "mbarrier.arrive 3"},

@@ -14,15 +14,15 @@ from tiletrace.lowering.ptx import isa
 
 @subject
 def taken_gemm(rng):
-  """One thread of the producer asks; nine tiles of one block for two CTAs: the producer comes round to a place while
+  """One thread of the producer asks; eight tiles of one block for two CTAs: the producer comes round to a place while
   the consumers are two tiles behind."""
-  return matmul(rng, 384, 384, 64, bn=128, num_stages=2, persistent="dynamic")
+  return matmul(rng, 512, 128, 64, bn=64, num_stages=2, persistent="dynamic")
 
 
 @subject
 def taken_gemm_by_cp_async(rng):
   """A whole warpgroup produces, and one thread of it asks."""
-  return matmul(rng, 400, 130, 130, bn=64, num_stages=2, persistent="dynamic")
+  return matmul(rng, 200, 70, 130, bm=64, bn=64, num_stages=2, warpgroups=1, persistent="dynamic")
 
 
 @subject

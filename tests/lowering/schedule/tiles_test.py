@@ -133,15 +133,14 @@ def test_kernels_without_a_producer(programs, warpgroups):
 @pytest.mark.parametrize("target", ["sm_80", "sm_89"])
 def test_targets_without_roles(target):
   """Threads copy ahead, in several stages."""
-  call, a, b = gemm(256, 256, 192, warpgroups=1, bn=64, options=tt.CompileOptions(target=target))
+  call, a, b = gemm(256, 192, 192, warpgroups=1, bm=64, bn=64, options=tt.CompileOptions(target=target))
   lowered = call.lower(a, b)
 
   assert "copy 2 iterations ahead" in notes(lowered) and assemble(lowered).image
-  for sms in SMS:
-    assert_close(lowered.simulate(a, b, num_sms=sms)[0], f64(a) @ f64(b), "gemm")
+  assert_close(lowered.simulate(a, b, num_sms=2)[0], f64(a) @ f64(b), "gemm")
 
 
-def test_a_result_in_place_and_one_elected_thread():
+def test_a_result_in_place():
   def kernel(x, y):
     i = tt.program_id(0)
     y[tt.block(i, 64)] = 2 * x[tt.block(i, 64)]
