@@ -100,7 +100,8 @@ def arguments() -> argparse.Namespace:
                       help="default: " + " ".join("x".join(map(str, s)) for s in SHAPES))
   parser.add_argument("--spreads", nargs="+", choices=SPREADS, default=list(SPREADS))
   add_tile(parser)
-  parser.add_argument("--persistent", action="store_true", help="one CTA for each SM loops over the tiles")
+  parser.add_argument("--persistent", nargs="?", const=True, default=False, choices=["dynamic"],
+                      help="one CTA for each SM loops over the tiles, or takes them when it is free")
   harness.add_measuring(parser, torch=True, graphs=True)
   return parser.parse_args()
 

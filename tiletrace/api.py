@@ -433,8 +433,19 @@ def _aliases(aliases: Any, inputs_known: Sequence[Any], name: str) -> dict[int, 
   return out
 
 
+def _check_persistent(persistent: Any, cluster: tuple[int, ...] | None, label: str) -> None:
+  if isinstance(persistent, bool):
+    return
+  if not isinstance(persistent, str) or persistent != "dynamic":
+    raise TileTypeError(f'tile_call({label}): persistent={persistent!r} must be True, False or "dynamic"',
+                        loc=user_loc())
+  if math.prod(cluster or ()) > 1:
+    raise TileTypeError(f'tile_call({label}): persistent="dynamic" with cluster={cluster}: a CTA takes a program, '
+                        "not a cluster several", loc=user_loc(), hint="persistent=True, or drop cluster=")
+
+
 def tile_call(kernel: Callable[..., None], out_shape: Any, *, grid: int | tuple[int, ...], warpgroups: int = 1,
-              cluster: tuple[int, ...] | None = None, raster: int | None = None, persistent: bool = False,
+              cluster: tuple[int, ...] | None = None, raster: int | None = None, persistent: bool | str = False,
               dynamic_shapes: Any = None, input_output_aliases: dict[int, int] | None = None, vjp: Any = None,
               options: CompileOptions | None = None, backend: str | None = None, name: str | None = None,
               cost_estimate: Any = None, **unknown: Any) -> TileCall:
@@ -449,7 +460,9 @@ def tile_call(kernel: Callable[..., None], out_shape: Any, *, grid: int | tuple[
     cluster: CTAs of a cluster along each axis of the grid, 8 at most in all. Copies of a pipelined loop whose source
       does not depend on an axis are made once for the CTAs along it (TMA multicast), each CTA bringing a part.
     raster: rows of programs that are taken together, for locality in L2, over the last two axes of the grid.
-    persistent: launch one CTA for each SM and loop over the programs.
+    persistent: launch one CTA for each SM and loop over the programs: those of a CTA are known beforehand. "dynamic": a
+      CTA takes its next program from a counter in global memory when it is free, for programs whose lengths only the
+      data says; those of known lengths are taken the longest first. Without `cluster`.
     dynamic_shapes: a string for each array, inputs, then outputs, with jax.export's words: "m, 8*k, 64". One compiled
       kernel serves all sizes of the dimensions that have a name; there `ref.shape` has an i32 scalar. One name is one
       size, a number is that size, and "8*k" promises a multiple of 8; each call checks. "_" is a dimension that is
@@ -498,8 +511,8 @@ def tile_call(kernel: Callable[..., None], out_shape: Any, *, grid: int | tuple[
     if len(extents) < 2:
       raise TileTypeError(f"tile_call({label}): raster={raster} groups rows of a grid of two axes, this one is "
                           f"{extents}", loc=user_loc(), hint="drop raster=")
-  if not isinstance(persistent, bool):
-    raise TileTypeError(f"tile_call({label}): persistent={persistent!r} must be True or False", loc=user_loc())
+  clusters = _cluster(cluster, extents, label)
+  _check_persistent(persistent, clusters, label)
   aliases = _aliases(input_output_aliases, jax.tree.leaves(out_shape), label)
   if vjp is not None and aliases:
     raise TileTypeError(f"tile_call({label}): vjp= with input_output_aliases: the saved input would be overwritten",
@@ -508,7 +521,6 @@ def tile_call(kernel: Callable[..., None], out_shape: Any, *, grid: int | tuple[
   switches = config.read()
   options = dataclasses.replace(options, debug=options.debug or switches.debug,
                                 profile=options.profile or switches.profile, target=options.target or switches.target)
-  call = CallOptions(extents, _count(warpgroups, "warpgroups", label, 8), _cluster(cluster, extents, label), raster,
-                     persistent)
+  call = CallOptions(extents, _count(warpgroups, "warpgroups", label, 8), clusters, raster, persistent)
   return TileCall(kernel, out_shape, call, aliases=aliases, vjp=vjp, compile_options=options,
                   backend=backend, name=name, patterns=patterns)

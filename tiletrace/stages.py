@@ -84,7 +84,7 @@ class TileProgram:
     self.name, self.source = graph.name, graph.loc.short()
     self.fingerprint = cache.digest(graph_digest(graph), repr(options), repr(backend), repr(sizes),
                                     str(next(_symbolic)) if self.is_symbolic else "")
-    self.recorders = pipeline.instrumented(graph, options)[1]
+    self.hidden = pipeline.instrumented(graph, options)[1]
     self._images: dict[str, KernelImage] = {}
     self._lowerings: list[pipeline.Lowering] = []
     self._batches: dict[tuple[int, tuple[bool, ...]], TileProgram] = {}
@@ -296,8 +296,8 @@ def build_image(lowering: pipeline.Lowering, cubin: Cubin, machine: str) -> Kern
   fingerprint = cache.digest(lowering.ptx)
   return KernelImage(graph.name, cubin.image, (math.prod(graph.options.grid), 1, 1), program.threads,
                      graph.options.launch_cluster, program.smem_bytes, (*pointers, *scalars, *encoded), maps,
-                     graph.options.persistent, graph.loc.short(), fingerprint, machine, sizes,
-                     emitted.overlap)
+                     bool(graph.options.persistent), graph.loc.short(), fingerprint, machine, sizes,
+                     emitted.overlap, graph.num_inputs - 1 if graph.options.takes_tiles else None)
 
 
 def _size_sources(graph: TileGraph) -> tuple[SizeSource, ...]:

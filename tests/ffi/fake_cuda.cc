@@ -97,7 +97,11 @@ int cuLaunchKernelEx(const Config* c, void*, void** params, void**) {
   std::string text;
   for (size_t i = 0; i < param_kinds.size(); ++i) {
     char word[32];
-    if (param_kinds[i] == 'i') std::snprintf(word, sizeof word, " %d", *static_cast<int*>(params[i]));
+    if (param_kinds[i] == 'c') {       // the counter of a launch: what it holds, and as a kernel would leave it
+      int* counter = *static_cast<int**>(params[i]);
+      std::snprintf(word, sizeof word, " counter %d", *counter);
+      *counter += 7;
+    } else if (param_kinds[i] == 'i') std::snprintf(word, sizeof word, " %d", *static_cast<int*>(params[i]));
     else std::snprintf(word, sizeof word, " 0x%llx", static_cast<unsigned long long>(*static_cast<uint64_t*>(params[i])));
     text += word;
   }
@@ -117,6 +121,22 @@ int cuLaunchKernelEx(const Config* c, void*, void** params, void**) {
 
 int cuMemAlloc_v2(uint64_t* out, size_t bytes) {
   *out = reinterpret_cast<uint64_t>(std::aligned_alloc(256, (bytes + 255) / 256 * 256));
+  return 0;
+}
+int cuMemAllocAsync(uint64_t* out, size_t bytes, void* stream) {
+  Log("allocate %zu on %p", bytes, stream);
+  cuMemAlloc_v2(out, bytes);
+  std::memset(reinterpret_cast<void*>(*out), 0xFF, bytes);
+  return Status("cuMemAllocAsync");
+}
+int cuMemsetD32Async(uint64_t to, unsigned v, size_t n, void* stream) {
+  Log("set %u %zu on %p", v, n, stream);
+  for (size_t i = 0; i < n; ++i) reinterpret_cast<unsigned*>(to)[i] = v;
+  return 0;
+}
+int cuMemFreeAsync(uint64_t p, void* stream) {
+  Log("free on %p", stream);
+  std::free(reinterpret_cast<void*>(p));
   return 0;
 }
 int cuMemFree_v2(uint64_t p) { std::free(reinterpret_cast<void*>(p)); return 0; }

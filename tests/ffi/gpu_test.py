@@ -91,7 +91,7 @@ class Program:
   out_avals: tuple[Aval, ...] = (((N,), F32),)
   aliases: tuple[tuple[int, int], ...] = ()
   backend: str | None = None
-  recorders: tuple[()] = ()
+  hidden: tuple[()] = ()
   is_symbolic: bool = False
   grid: tuple[int, ...] = (1,)
 

@@ -62,6 +62,21 @@ def test_one_exported_program_of_symbolic_shapes_launches_for_every_size(scenari
       "encode 7 0 3 3 0 | 200 300 | 800 | 32/1 64/1; launch grid 5 1 1 params 300 50 5"]
 
 
+def test_each_call_of_a_program_that_takes_its_programs_begins_with_a_counter_of_zero(scenarios):
+  """XLA copies the constant for each call, also in a loop, and when an executable runs again."""
+  if scenarios["counted"] is None:
+    pytest.skip("needs ptxas")
+  assert scenarios["counted"]["calls"] == 2 * 5 * ["launch grid 4, counter 0"]
+  assert scenarios["counted"]["any size"] == 2 * ["launch grid 4, counter 0"]
+
+
+def test_the_launcher_makes_a_counter_for_each_launch_on_its_stream(scenarios):
+  lines = scenarios["counted by the launcher"].splitlines()
+  assert [line.split(" grid")[0] for line in lines[-8:]] == 2 * [
+      "allocate 4 on (nil)", "set 0 1 on (nil)", "launch", "free on (nil)"]
+  assert [line for line in lines if "params INPUT counter 0 OUTPUT" in line] == [lines[-6], lines[-2]]
+
+
 def test_an_empty_grid_launches_nothing(scenarios):
   assert "launch" not in scenarios["xla"]["empty"] + scenarios["direct"]["empty"]
 

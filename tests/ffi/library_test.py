@@ -82,7 +82,7 @@ def test_a_missing_library_is_explained_with_the_build_command(unbuilt):
 
 def test_lowering_for_cuda_without_the_library_is_refused(unbuilt):
   class Program:
-    name, source, fingerprint, aliases, backend, recorders = "copy", "copy.py:3", "c0", (), None, ()
+    name, source, fingerprint, aliases, backend, hidden = "copy", "copy.py:3", "c0", (), None, ()
     is_symbolic, grid = False, (1,)
     in_avals = out_avals = (((4,), jax.numpy.dtype("float32")),)
 

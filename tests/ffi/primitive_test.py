@@ -35,7 +35,7 @@ class Triple:
   out_avals: tuple[Aval, ...] = ((SHAPE, F32),)
   aliases: tuple[tuple[int, int], ...] = ()
   backend: str | None = None
-  recorders: tuple[()] = ()
+  hidden: tuple[()] = ()
   is_symbolic: bool = False
   grid: tuple[int, ...] = (1,)
   interpretations: list[Any] = dataclasses.field(default_factory=list, compare=False)

@@ -9,6 +9,7 @@ import ctypes
 import dataclasses
 import gc
 import json
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -79,6 +80,27 @@ def _sums_kernel(x, y):
   y[r] = tt.sum(total[...], axis=1)
 
 
+def _halves(x):
+  """Calls one after another, and in a scan, of a kernel that takes its programs."""
+  def kernel(x, y):
+    r = tt.block(tt.program_id(0), 128)
+    y[r] = x[r] / 2
+
+  call = tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=(tt.cdiv(x.shape[0], 128),),
+                      persistent="dynamic")
+  x = call(call(x))
+  return jax.lax.scan(lambda c, _: (call(c), None), x, None, length=3)[0]
+
+
+def _halves_of_any_size(x):
+  def kernel(x, y):
+    r = tt.block(tt.program_id(0), 128)
+    y[r] = x[r] / 2
+
+  return tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=(tt.cdiv(x.shape[0], 128),),
+                      persistent="dynamic", dynamic_shapes=("n", "n"))(x)
+
+
 def _sums_of_rows(x):
   return tt.tile_call(_sums_kernel, jax.ShapeDtypeStruct(x.shape[:1], x.dtype), grid=(tt.cdiv(x.shape[0], 64),),
                       dynamic_shapes=("m, 4*n", "m"))(x)
@@ -139,6 +161,8 @@ class Scenarios:
     launch._open.cache_clear()
     result["attributes"] = self.bad_attributes()
     result["exported"] = self.exported()
+    result["counted"] = self.counted()
+    result["counted by the launcher"] = self.counted_by_the_launcher()
     result["shifted"] = self.shifted()
     result["shared module"] = self.shared_module()
     result["metadata"] = self.handler.tt_execute_metadata()
@@ -191,6 +215,39 @@ class Scenarios:
       encoded, launched = (next(line for line in lines if line.startswith(what)) for what in ("encode", "launch"))
       out.append(f"{encoded}; {launched.partition(' block')[0]} params {' '.join(launched.split()[-4:-1])}")
     return out
+
+  def counted(self) -> dict[str, list[str]] | None:
+    """The launches of programs that take theirs from a counter, compiled by XLA: grid, and what the counter held."""
+    call = {"instantiate": jax.ffi.pycapsule(self.handler.tt_instantiate),
+            "execute": jax.ffi.pycapsule(self.handler.tt_execute_on_host)}
+    jax.ffi.register_ffi_target(library.TARGET, call, platform="cpu")
+    checks = [*export_checks(), export.DisabledSafetyCheck.platform()]
+    n, = export.symbolic_shape("n")
+    found = {}
+    for name, fn, size, kinds in (("calls", _halves, 1280, b"pcp"), ("any size", _halves_of_any_size, n, b"pcpii")):
+      try:
+        exported = export.export(jax.jit(fn), platforms=["cuda"], disabled_checks=checks)(
+            jax.ShapeDtypeStruct((size,), jnp.float32))
+      except AssembleError:
+        return None
+      compiled = jax.jit(export.deserialize(exported.serialize()).call)
+      found[name] = []
+      for _ in range(2):
+        self.fake.fake_reset(kinds, 90, 4, b"")
+        compiled(jnp.zeros(1280, jnp.float32)).block_until_ready()
+        launches = re.findall(r"(launch grid \S+) .* (counter \S+)", self.fake.fake_log().decode())
+        found[name] += [f"{grid}, {counter}" for grid, counter in launches]
+    return found
+
+  def counted_by_the_launcher(self) -> str:
+    image = dataclasses.replace(PLAIN, persistent=True, counter=1,
+                                params=(("operand", 0), ("operand", 1), ("operand", 2)))
+    self.fake.fake_reset(b"pcp", 90, 100, b"")
+    source, out = launch.upload(np.asarray(self.x)), launch.empty((4, 8), np.float32)
+    launcher = launch.Launcher(image)
+    for _ in range(2):
+      launcher(source.pointer, out.pointer)
+    return self.log((source.pointer, out.pointer))
 
   def shifted(self) -> dict[str, str]:
     self.reset(PLAIN)

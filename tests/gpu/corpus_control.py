@@ -234,7 +234,7 @@ def blocks_by_data_kernel(a, b, limits, c):
   c[tt.block(i, 64), :] = acc[...]
 
 
-@case(options=(("persistent", True), ("persistent", False), ("warpgroups", 2)))
+@case(options=(("persistent", True), ("persistent", "dynamic"), ("persistent", False), ("warpgroups", 2)))
 def trip_counts_by_data(rng, options):
   key, value = options
   rows = 150 if key == "persistent" else 12                                # more tiles than a GPU has SMs
@@ -285,3 +285,21 @@ def takes(rng, dtype):
   at = np.asarray([0, 17, 47, 60, -3], np.int32)                            # clamped
   call = tt.tile_call(take_kernel, out(((5, 72), x.dtype), ((5, 48), x.dtype)), grid=5, warpgroups=2)
   return Case(call, (x, at), (x[at.clip(0, 47)], x[:, at.clip(0, 71)].T), "exact")
+
+
+def ragged_sums_kernel(x, n, y):
+  """The sum of the first n[i] rows."""
+  i = tt.program_id(0)
+  total = tt.alloc_fragment((x.shape[1],), np.float32)
+  total[...] = 0
+  for k in tt.range(n[i]):
+    total[...] += x[k, :]
+  y[i, :] = total[...]
+
+
+@case(programs=(1, 300))
+def ragged_sums_that_take_their_programs(rng, programs):
+  x, n = normal(rng, 40, 96), rng.integers(0, 41, programs, dtype=np.int32)
+  sums = np.concatenate([np.zeros((1, 96)), np.cumsum(f64(x), axis=0)])
+  call = tt.tile_call(ragged_sums_kernel, out(((programs, 96), np.float32)), grid=programs, persistent="dynamic")
+  return Case(call, (x, n), (sums[n],), "reduce")

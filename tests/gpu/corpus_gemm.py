@@ -54,6 +54,16 @@ def matmul_persistent(rng, form):
   return matmul(rng, 1000, 776, 336, form=form, bn=128, persistent=True, raster=4)
 
 
+@case(shape=((13, 8, 24), (700, 904, 136), (128, 256, 0)))           # the second: more tiles than a GPU has SMs
+def matmul_that_takes_its_tiles(rng, shape):
+  return matmul(rng, *shape, bm=64, bn=64, warpgroups=1, persistent="dynamic", raster=4)
+
+
+@case
+def matmul_by_threads_that_takes_its_tiles(rng):
+  return matmul(rng, 650, 645, 70, bm=64, bn=64, warpgroups=1, to=F32, persistent="dynamic")
+
+
 @case(shape=((13, 8, 24), (1000, 776, 336), (128, 256, 0), (1, 8, 8), (300, 512, 64)))
 def matmul_tails(rng, shape):
   return matmul(rng, *shape, bn=256, num_stages=4, persistent=True, raster=8)

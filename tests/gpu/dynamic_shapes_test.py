@@ -16,7 +16,8 @@ SIZES = [(1, 8, 8), (100, 72, 56), (128, 64, 64), (1000, 1032, 520), (0, 8, 8), 
 
 
 @pytest.mark.parametrize("options", [
-    {}, {"persistent": True, "raster": 4, "warpgroups": 2, "bm": 128, "bn": 128}, {"cluster": (2, 1)}], ids=str)
+    {}, {"persistent": True, "raster": 4, "warpgroups": 2, "bm": 128, "bn": 128}, {"cluster": (2, 1)},
+    {"persistent": "dynamic", "raster": 4}], ids=str)
 def test_gemms_of_any_size_multiply(options):
   call = jax.jit(lambda a, b: gemm(a, b, **options)(a, b))
   for shape in SIZES:
@@ -30,7 +31,7 @@ def test_arrays_of_any_size_without_promises_are_scaled():
     np.testing.assert_array_equal(scale(x, s, ("m, n", "m", "m, n"))(x, s), np.asarray(x) * np.asarray(s)[:, None])
 
 
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("persistent", [False, True, "dynamic"])
 def test_a_program_exported_with_symbolic_shapes_multiplies(persistent):
   m, k, n = export.symbolic_shape("m, k, n")
   specs = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((m, 8 * k), (8 * k, 8 * n))]

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 
 import jax
@@ -11,7 +12,13 @@ import pytest
 
 import tiletrace as tt
 from tiletrace.kernels import attention_reference, flash_attention, flash_attention_packed
-from tiletrace.kernels.flash_attention import AttentionRule, AttentionTiling, attention_call, choose_attention_tiling
+from tiletrace.kernels.flash_attention import (
+  AttentionRule,
+  AttentionTiling,
+  attention_call,
+  choose_attention_tiling,
+  packed_attention_call,
+)
 
 BF16 = jnp.bfloat16
 
@@ -89,6 +96,36 @@ def test_packed_sequences_do_not_see_each_other(backend, monkeypatch):
     if a < b:
       want = attention_reference(q[:, a:b], k[:, c:d], v[:, c:d], is_causal=True, return_residual=True)
       close((out[None, a:b], residual[None, a:b]), want)
+
+
+@pytest.mark.parametrize("persistent", [True, "dynamic"])
+def test_packed_sequences_of_persistent_programs(persistent):
+  """Some programs have no queries: nothing is copied for them."""
+  q, k, v = random((1, 330, 2, 64), 330, 1)
+  starts = np.asarray([0, 10, 10, 260, 330], np.int32)
+  tiling, rule = AttentionTiling(64, 64, 1, 2, persistent), AttentionRule(0.125, None, 0, 0, None)
+  call = packed_attention_call((330, 2, 64), (330, 1, 64), 4, 250, BF16, tiling, rule, residual=True)
+  lowered = call.lower(q[0], k[0], v[0], starts, starts)
+
+  assert lowered.compile().memory_analysis()["spill_stores"] == 0
+  for sms in (1, 3):
+    out, residual = lowered.simulate(q[0], k[0], v[0], starts, starts, num_sms=sms)
+    for a, b in itertools.pairwise(starts):
+      want = attention_reference(*(x[:, a:b] for x in (q, k, v)), is_causal=True, return_residual=True)
+      close((out[None, a:b], residual[None, a:b]), want)
+
+
+def test_examples_of_different_lengths_are_taken_when_a_cta_is_free():
+  q, k, v = random((4, 130, 2, 64))
+  lengths = np.asarray([130, 1, 70, 0], np.int32)
+  tiling = AttentionTiling(128, 64, 2, 2, persistent="dynamic")
+  call = attention_call(q.shape, k.shape, BF16, tiling, AttentionRule(0.125, None, None, 0, None))
+  lowered = call.lower(q, k, v, lengths)
+
+  assert "takes its next program when it is free" in str(lowered.report())
+  assert lowered.compile().memory_analysis()["spill_stores"] == 0
+  out = lowered.simulate(q, k, v, lengths, num_sms=2)[0]
+  close(out, attention_reference(q, k, v, key_value_seq_lengths=jnp.asarray(lengths)))
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, BF16])

@@ -159,7 +159,7 @@ def test_where_profiling_is_off_the_ptx_is_that_of_the_kernel_without_spans():
                       for k, o in ((plain, None), (gemm_kernel, None), (gemm_kernel, ON)))
   assert without.as_text("ptx") == off.as_text("ptx") != on.as_text("ptx")
   assert count(on, r"mov.u64 %rd\d+, %globaltimer") == 2 * 6 and count(off, r"mov.u64 %rd\d+, %globaltimer") == 0
-  assert off.lowering.recorders == () and len(on.lowering.recorders) == 1
+  assert off.lowering.hidden == () and len(on.lowering.hidden) == 1
 
 
 def test_the_environment_switches_it_on(monkeypatch):
@@ -227,9 +227,9 @@ def test_the_custom_call_gets_the_records_and_gives_them_to_a_callback(monkeypat
   monkeypatch.setattr(jax.debug, "callback", lambda fn, words: reported.append((fn, words.shape)))
   x, n = inputs()
   traced = call_of(rows_kernel, struct(3, 256), grid=3).trace(x, n)
-  (records,) = traced.program.recorders
+  (records,) = traced.program.hidden
 
-  jaxpr = jax.make_jaxpr(lambda *args: primitive._call_that_records(traced.program, *args))(x, n)
+  jaxpr = jax.make_jaxpr(lambda *args: primitive._call_with_hidden(traced.program, *args))(x, n)
   (call,) = [e for e in jaxpr.eqns if e.primitive.name == "ffi_call"]
   assert len(call.invars) == 3 and [v.aval.shape for v in call.outvars] == [(3, 256), records.empty().shape]
   assert reported == [(records.report, records.empty().shape)]

@@ -6,7 +6,7 @@ import functools
 import numpy as np
 import pytest
 
-from tests.sim import inject_cluster, inject_mail  # noqa: F401  (they register)
+from tests.sim import inject_cluster, inject_mail, inject_tiles  # noqa: F401  (they register)
 from tests.sim.inject import FAULTS, WRONG_RESULT, Fault
 from tests.sim.subjects import SUBJECTS, case, lowered, with_module
 from tests.tolerances import assert_close

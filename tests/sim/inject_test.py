@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim import inject_cluster, inject_mail  # noqa: F401  (they register)
+from tests.sim import inject_cluster, inject_mail, inject_tiles  # noqa: F401  (they register)
 from tests.sim.inject import FAULTS, NoSuchPlace
 from tests.sim.subjects import SUBJECTS, lowered, module_copy
 from tiletrace.lowering.assemble import AssembleOptions, run_ptxas

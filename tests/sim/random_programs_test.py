@@ -81,7 +81,8 @@ class Elementwise:
     z[at] = FINAL[self.final](tt.broadcast_to(value(self.tree, leaves), self.block)).astype(z.dtype)
 
 
-OPTIONS = st.fixed_dictionaries({"warpgroups": st.sampled_from([1, 2]), "persistent": st.booleans()})
+PERSISTENT = st.sampled_from([False, True, "dynamic"])
+OPTIONS = st.fixed_dictionaries({"warpgroups": st.sampled_from([1, 2]), "persistent": PERSISTENT})
 ELEMENTWISE = st.builds(
     Elementwise, st.tuples(EXTENT, EXTENT),
     st.tuples(st.sampled_from([1, 4, 8, 13, 16]), st.sampled_from([8, 24, 32, 64])),
@@ -190,7 +191,7 @@ GEMMS = st.builds(
     st.tuples(st.just(128), st.sampled_from([8, 24, 64, 128]), st.sampled_from([16, 32, 64])),
     st.sampled_from(["nn", "nt", "tn", "tt"]), st.sampled_from([("bf16", "bf16"), ("bf16", "f32"), ("f16", "f16")]),
     st.integers(1, 4), st.sampled_from(["", "abs", "neg"]), st.booleans(),
-    st.fixed_dictionaries({"warpgroups": st.sampled_from([1, 2]), "persistent": st.booleans(),
+    st.fixed_dictionaries({"warpgroups": st.sampled_from([1, 2]), "persistent": PERSISTENT,
                            "cluster": st.sampled_from([None, (2, 1), (1, 2), (2, 2)])}))
 
 
@@ -203,7 +204,7 @@ def test_gemms(p: Gemm, seed: int):
   inputs = (a.T.copy() if p.form[0] == "t" else a), (b.T.copy() if p.form[1] == "t" else b)
   grid = tt.cdiv(m, p.block[0]), tt.cdiv(n, p.block[1])
   options = dict(p.options)
-  if any(programs % ctas for programs, ctas in zip(grid, options["cluster"] or (1, 1))):
+  if options["persistent"] == "dynamic" or any(n % c for n, c in zip(grid, options["cluster"] or (1, 1))):
     options["cluster"] = None
   agree(tt.tile_call(p.kernel, struct(target, m, n), grid=grid, **options), inputs, seed)
 

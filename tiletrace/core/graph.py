@@ -158,12 +158,18 @@ class Eqn:
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallOptions:
   """The options of a tile_call that a pass may read. `warpgroups` counts consumers, `cluster` the CTAs of a cluster
-  along each axis of the grid. With dynamic shapes each extent of the grid is a Size."""
+  along each axis of the grid; `persistent` is a bool or "dynamic". With dynamic shapes each extent of the grid is a
+  Size."""
   grid: tuple[int, ...]
   warpgroups: int = 1
   cluster: tuple[int, ...] | None = None
   raster: int | None = None
-  persistent: bool = False
+  persistent: bool | str = False
+
+  @property
+  def takes_tiles(self) -> bool:
+    """A CTA takes the next program when it is free: programs have no CTA before that."""
+    return self.persistent == "dynamic"
 
   @property
   def cluster_size(self) -> int:
@@ -216,7 +222,7 @@ class TileGraph:
   def replace(self, **changes: Any) -> TileGraph:
     return dataclasses.replace(self, **changes)
 
-  def with_recorder(self, var: Var, name: str, body: Block) -> TileGraph:
+  def with_hidden(self, var: Var, name: str, body: Block) -> TileGraph:
     """The graph with another body, and one more argument that it reads and writes: its last input and last output."""
     n = self.num_inputs
     invars = (*self.invars[:n], var, *self.invars[n:], var)

@@ -148,6 +148,8 @@ class KernelImage:
     sizes: of dynamic shapes, what each call decides. `at` gives the image of one call, without them.
     overlap: CTAs may start before the kernel before it in the stream has ended (programmatic stream serialization); the
       code waits for that itself.
+    counter: the operand, the last of the inputs and of the outputs, that the CTAs of a launch take their programs from:
+      one i32 that is zero before it, and each launch's own. `ffi.launch` makes it, XLA's custom call is given it.
 
   Example:
     >>> image = KernelImage("copy", b"cubin", (4, 1, 1), 128, None, 0, (("operand", 0), ("operand", 1)), (), False,
@@ -170,6 +172,7 @@ class KernelImage:
   target: str = "sm_90a"
   sizes: tuple[SizeSource, ...] = ()
   overlap: bool = False
+  counter: int | None = None
 
   def __post_init__(self) -> None:
     where = f"{self.name} ({self.source})"
@@ -215,6 +218,7 @@ class KernelImage:
       return i + (i >= index)
 
     params: list[Param] = [(kind, moved(v) if kind == "operand" else v) for kind, v in self.params]
+    assert self.counter is None or self.counter < index, f"{self}: operand {index} before its counter"
     sizes = (dataclasses.replace(s, operand=index, dim=s.dim + 1) if s.operand is None else
              dataclasses.replace(s, operand=moved(s.operand)) for s in self.sizes)
     return dataclasses.replace(

@@ -24,6 +24,7 @@ except ImportError:
 cuda: Any = _driver     # its functions are typed by their C signatures, which pyright cannot follow
 
 OPERAND_ALIGNMENT = 16
+_COUNTER_BYTES = 4
 
 
 def _check(result: tuple[Any, ...], what: str) -> Any:
@@ -137,7 +138,8 @@ class Launcher:
     """Launches, asynchronously.
 
     Args:
-      *operands: device addresses of the inputs, then of the outputs (an aliased output repeats its input's).
+      *operands: device addresses of the inputs, then of the outputs (an aliased output repeats its input's). Not the
+        counter that a kernel takes its programs from: each launch allocates its own on the stream.
       stream: a CUstream handle; 0 is the default stream.
       sizes: of an image of dynamic shapes, what its names stand for, the grid's axes among them.
 
@@ -150,6 +152,17 @@ class Launcher:
     for i, address in enumerate(operands):
       if address % OPERAND_ALIGNMENT:
         raise LaunchError(f"{self._where}: operand {i} starts at {address:#x}, which is not a multiple of 16 bytes")
+    if image.counter is None:
+      self._launch(image, operands, stream)
+      return
+    counter = self._check(cuda.cuMemAllocAsync(_COUNTER_BYTES, stream), "no memory for its counter")
+    try:
+      self._check(cuda.cuMemsetD32Async(counter, 0, 1, stream), "cannot clear its counter")
+      self._launch(image, (*operands[:image.counter], int(counter), *operands[image.counter:], int(counter)), stream)
+    finally:
+      cuda.cuMemFreeAsync(counter, stream)
+
+  def _launch(self, image: KernelImage, operands: tuple[int, ...], stream: int) -> None:
     values = self._values(image, operands)
     arguments = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
     self._config.gridDimX, self._config.gridDimY, self._config.gridDimZ = image.launch_grid(self.device.num_sms)

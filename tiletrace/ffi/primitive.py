@@ -30,11 +30,13 @@ DEFAULT_TARGET = "sm_90a"
 Aval = tuple[tuple[int, ...], np.dtype]
 
 
-class Recorder(Protocol):
-  """What a kernel records beside its results: `empty` is the operand, `report` gets the result."""
+class Hidden(Protocol):
+  """What a kernel reads and writes beside the user's arrays: `empty` is the operand, `report` gets the result; None
+  where nobody wants it."""
 
   def empty(self) -> np.ndarray: ...
-  def report(self, words: Any) -> None: ...
+  @property
+  def report(self) -> Callable[[Any], None] | None: ...
 
 
 class Program(Protocol):
@@ -49,7 +51,7 @@ class Program(Protocol):
     aliases: (input, output) pairs that share memory.
     is_symbolic: whether sizes are symbolic dimensions of jax.export: then `image` has them as sizes of any call.
     grid: programs along each axis, numbers or symbolic.
-    recorders: where the kernel is debugged or profiled, what its image has as more operands and results.
+    hidden: what its image has as more operands and results: for debugging, for profiling, and to take programs from.
     backend: "xla" and "sim" run `interpret` on every platform; None compiles where a compiler backend exists.
   """
 
@@ -72,7 +74,7 @@ class Program(Protocol):
   @property
   def grid(self) -> tuple[Any, ...]: ...
   @property
-  def recorders(self) -> Sequence[Recorder]: ...
+  def hidden(self) -> Sequence[Hidden]: ...
 
   def interpret(self, *arrays: jax.Array) -> list[jax.Array]:
     """The program as plain jax ops, or (backend "sim") a call back to the simulator."""
@@ -195,11 +197,14 @@ def _abstract_eval(*avals: Any, program: Program) -> list[Any]:
 
 
 def _lower_interpreted(ctx: mlir.LoweringRuleContext, *operands: Any, program: Program) -> Any:
-  # Within shard_map the operands vary over manual axes; what `interpret` creates (buffers, loop carries) does not. One
-  # device's work needs no axes at all: it is lowered as if outside.
-  local = ctx.replace(avals_in=[ShapedArray(shape, dtype) for shape, dtype in program.in_avals],
-                      avals_out=[ShapedArray(shape, dtype) for shape, dtype in program.out_avals])
-  return mlir.lower_fun(_interpreter(program), multiple_results=True)(local, *operands)
+  return mlir.lower_fun(_interpreter(program), multiple_results=True)(_local(ctx, program), *operands)
+
+
+def _local(ctx: mlir.LoweringRuleContext, program: Program) -> mlir.LoweringRuleContext:
+  """Within shard_map the operands vary over manual axes; what is created beside them (buffers, loop carries) does not.
+  One device's work needs no axes at all: it is lowered as if outside."""
+  return ctx.replace(avals_in=[ShapedArray(shape, dtype) for shape, dtype in program.in_avals],
+                     avals_out=[ShapedArray(shape, dtype) for shape, dtype in program.out_avals])
 
 
 def _lower_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, program: Program) -> Any:
@@ -208,36 +213,46 @@ def _lower_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, program: Program)
   library.register()
   if program.is_symbolic:
     return mlir.lower_fun(functools.partial(_call_of_any_size, program), multiple_results=True)(ctx, *operands)
-  if program.recorders:
-    return mlir.lower_fun(functools.partial(_call_that_records, program), multiple_results=True)(ctx, *operands)
+  if program.hidden:
+    return mlir.lower_fun(functools.partial(_call_with_hidden, program), multiple_results=True)(_local(ctx, program),
+                                                                                                *operands)
   rule = jax.ffi.ffi_lowering(library.TARGET, operand_output_aliases=dict(program.aliases))
   return rule(ctx, *operands, **program.image(default_target()).attributes())
 
 
 def _call_of_any_size(program: Program, *operands: jax.Array) -> list[jax.Array]:
   """The custom call of symbolic sizes: one more operand, of no bytes, tells the grid in its shape."""
-  if program.recorders:
+  if any(h.report is not None for h in program.hidden):
     raise LoweringError(f"{program.name} ({program.source}) is debugged or profiled, and has symbolic sizes",
                         hint="export without, or with concrete shapes")
-  results = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in program.out_avals]
-  call = jax.ffi.ffi_call(library.TARGET_OF_ANY_SIZE, results, input_output_aliases=dict(program.aliases))
-  image = program.image(DEFAULT_TARGET).with_grid_operand(len(operands))
-  return list(call(*operands, jnp.zeros((0, *program.grid), np.int8), **image.attributes()))
+  hidden, results, aliases = _hidden_arrays(program)
+  call = jax.ffi.ffi_call(library.TARGET_OF_ANY_SIZE, results, input_output_aliases=aliases)
+  image = program.image(DEFAULT_TARGET).with_grid_operand(len(operands) + len(hidden))
+  found = call(*operands, *hidden, jnp.zeros((0, *program.grid), np.int8), **image.attributes())
+  return list(found[:len(program.out_avals)])
 
 
-def _call_that_records(program: Program, *operands: jax.Array) -> list[jax.Array]:
-  """The custom call of a kernel that is debugged or profiled, and calls back to Python with what it recorded."""
-  empty = [r.empty() for r in program.recorders]
-  n, outs = len(operands), len(program.out_avals)
-  more = [(x.shape, x.dtype) for x in empty]
-  results = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in (*program.out_avals, *more)]
-  aliases = {**dict(program.aliases), **{n + i: outs + i for i in range(len(empty))}}
+def _call_with_hidden(program: Program, *operands: jax.Array) -> list[jax.Array]:
+  """The custom call of a kernel that has more arrays than the user's: one that is debugged or profiled calls back to
+  Python with what it recorded. Each call gets arrays of its own: XLA copies a constant that a call writes."""
+  hidden, results, aliases = _hidden_arrays(program)
   call = jax.ffi.ffi_call(library.TARGET, results, input_output_aliases=aliases)
-  found = call(*operands, *(jnp.zeros(x.shape, x.dtype) for x in empty),
-               **program.image(default_target()).attributes())
-  for recorder, written in zip(program.recorders, found[outs:], strict=True):
-    jax.debug.callback(recorder.report, written)
+  found = call(*operands, *hidden, **program.image(default_target()).attributes())
+  outs = len(program.out_avals)
+  for h, written in zip(program.hidden, found[outs:], strict=True):
+    if h.report is not None:
+      jax.debug.callback(h.report, written)
   return list(found[:outs])
+
+
+def _hidden_arrays(program: Program) -> tuple[list[jax.Array], list[jax.ShapeDtypeStruct], dict[int, int]]:
+  """(the operands that the user does not see, all results, all aliases) of a custom call."""
+  empty = [h.empty() for h in program.hidden]
+  n, outs = len(program.in_avals), len(program.out_avals)
+  avals = (*program.out_avals, *((x.shape, x.dtype) for x in empty))
+  results = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in avals]
+  aliases = {**dict(program.aliases), **{n + i: outs + i for i in range(len(empty))}}
+  return [jnp.zeros(x.shape, x.dtype) for x in empty], results, aliases
 
 
 def _lower_elsewhere(ctx: mlir.LoweringRuleContext, *operands: Any, program: Program) -> NoReturn:

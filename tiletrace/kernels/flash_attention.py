@@ -30,12 +30,13 @@ Score = Callable[[jax.Array], jax.Array]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AttentionTiling:
-  """bm queries, divided among the warpgroups, and bn keys at a time; `num_stages` ring slots of keys and of values."""
+  """bm queries, divided among the warpgroups, and bn keys at a time; `num_stages` ring slots of keys and of values;
+  `persistent` as in tile_call."""
   bm: int
   bn: int
   warpgroups: int
   num_stages: int
-  persistent: bool = True
+  persistent: bool | str = True
 
 
 def choose_attention_tiling(head_dim: int, keys: int, *, causal: bool = False, plain: bool = True,
@@ -282,7 +283,7 @@ def flash_attention_packed(query: jax.Array, key: jax.Array, value: jax.Array, q
     >>> bool(jnp.allclose(y[20:].astype("float32"), z.astype("float32"), atol=0.02))
     True
   """
-  t, n, h = _check_operands("flash_attention_packed", query, key, value, rank=3)
+  *_, h = _check_operands("flash_attention_packed", query, key, value, rank=3)
   for name, x in (("query_starts", query_starts), ("key_starts", key_starts)):
     if x.ndim != 1 or x.shape[0] < 2 or x.dtype != jnp.int32 or x.shape != query_starts.shape:
       raise TileTypeError(f"flash_attention_packed: {name} is {x.dtype}{list(x.shape)}", loc=caller_loc(),
@@ -291,15 +292,24 @@ def flash_attention_packed(query: jax.Array, key: jax.Array, value: jax.Array, q
   rule = _rule("flash_attention_packed", h, scale, is_causal, local_window_size, query_offset, score)
   tiling = choose_attention_tiling(h, key.shape[0], causal=is_causal, plain=rule.score is None,
                                    target=default_target())
-  outs = (jax.ShapeDtypeStruct(query.shape, query.dtype),
-          jax.ShapeDtypeStruct((t, n), jnp.float32) if return_residual else None)
-  call = tt.tile_call(
-      functools.partial(packed_attention_kernel, tiling=tiling, rule=rule), outs,
-      grid=_grid(query_starts.shape[0] - 1, tt.cdiv(max_query_length, tiling.bm), n, key.shape[1],
-                 4 * max_query_length * h, rule),
-      warpgroups=tiling.warpgroups, name="flash_attention_packed")
+  tiling = dataclasses.replace(tiling, persistent=False)       # the hardware hands out programs that differ in length
+  call = packed_attention_call(query.shape, key.shape, query_starts.shape[0] - 1, max_query_length, query.dtype, tiling,
+                               rule, residual=return_residual)
   out, residual = call(query, key, value, query_starts, key_starts)
   return (out, residual) if return_residual else out
+
+
+def packed_attention_call(shape: tuple[int, ...], key_shape: tuple[int, ...], sequences: int, max_query_length: int,
+                          dtype: Any, tiling: AttentionTiling, rule: AttentionRule, *, residual: bool = False
+                          ) -> tt.TileCall:
+  """The call behind `flash_attention_packed` for a query of `shape`, of (query, key, value, query_starts, key_starts).
+  """
+  t, n, h = shape
+  outs = (jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct((t, n), jnp.float32) if residual else None)
+  return tt.tile_call(functools.partial(packed_attention_kernel, tiling=tiling, rule=rule), outs,
+                      grid=_grid(sequences, tt.cdiv(max_query_length, tiling.bm), n, key_shape[1],
+                                 4 * max_query_length * h, rule),
+                      warpgroups=tiling.warpgroups, persistent=tiling.persistent, name="flash_attention_packed")
 
 
 def attention_call(shape: tuple[int, ...], key_shape: tuple[int, ...], dtype: Any, tiling: AttentionTiling,

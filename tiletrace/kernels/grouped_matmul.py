@@ -111,8 +111,8 @@ def choose_tiling(m: int, n: int, groups: int) -> Tiling:
 
 
 def grouped_matmul_call(m: int, w_shape: tuple[int, ...], dtype: Any, *, transpose_w: bool = False,
-                        tiling: Tiling | None = None, persistent: bool = False) -> tt.TileCall:
-  """The call behind `grouped_matmul` for m rows and w of `w_shape`, of (x, w, sizes)."""
+                        tiling: Tiling | None = None, persistent: bool | str = False) -> tt.TileCall:
+  """The call behind `grouped_matmul` for m rows and w of `w_shape`, of (x, w, sizes); `persistent` as in tile_call."""
   groups, n = w_shape[0], w_shape[1 if transpose_w else 2]
   t = tiling or choose_tiling(m, n, groups)
   return tt.tile_call(

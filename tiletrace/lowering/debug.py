@@ -115,7 +115,7 @@ def instrument(graph: TileGraph) -> tuple[TileGraph, Ring | None]:
   writer = _Writer(ring, len(graph.options.grid))
   body = expand_block(graph.body, writer.equations)
   body = dataclasses.replace(body, eqns=(*writer.scratch, *body.eqns))
-  return graph.with_recorder(ring, "debug_ring", body), Ring(tuple(writer.sites), len(graph.options.grid))
+  return graph.with_hidden(ring, "debug_ring", body), Ring(tuple(writer.sites), len(graph.options.grid))
 
 
 class _Writer:

@@ -17,7 +17,7 @@ from tiletrace.core.graph import TileGraph, Var
 from tiletrace.core.printer import to_text
 from tiletrace.core.simplify import simplify
 from tiletrace.core.verify import verify
-from tiletrace.lowering import debug, profile
+from tiletrace.lowering import debug, profile, tiles
 from tiletrace.lowering.assemble import AssembleOptions, Cubin
 from tiletrace.lowering.cache import assemble_cached
 from tiletrace.lowering.emit.emit import Emitted, emit
@@ -31,7 +31,7 @@ from tiletrace.lowering.select.select import Selected, choose_anchors, select
 from tiletrace.lowering.steps import rotate
 from tiletrace.lowering.target import TARGETS, Target
 
-Recorder = debug.Ring | profile.Records
+Hidden = debug.Ring | profile.Records | tiles.Counter
 STAGES = ("trace", "layout", "select", "schedule", "ptx", "sass")
 
 
@@ -42,7 +42,8 @@ class Lowering:
   Attributes:
     texts: stage -> text, for "trace" to "ptx".
     seconds: pass -> wall time.
-    recorders: where the kernel is debugged or profiled, what `graph` then has as its last inputs and outputs.
+    hidden: what `graph` has as its last inputs and outputs beside the user's: where the kernel is debugged or profiled,
+      and the counter of one whose programs are taken dynamically.
   """
   graph: TileGraph
   laid_out: LaidOut
@@ -53,7 +54,7 @@ class Lowering:
   target: Target
   options: CompileOptions
   seconds: dict[str, float]
-  recorders: tuple[Recorder, ...] = ()
+  hidden: tuple[Hidden, ...] = ()
 
   def text(self, stage: str) -> str:
     """The text of a stage before assembly.
@@ -95,11 +96,17 @@ def resolve(target: str | None, options: CompileOptions | None, default: str = "
   return TARGETS[name], options
 
 
-def instrumented(graph: TileGraph, options: CompileOptions) -> tuple[TileGraph, tuple[Recorder, ...]]:
-  """The graph as it is compiled, and the operands and results that it gets for debugging and profiling."""
+def instrumented(graph: TileGraph, options: CompileOptions) -> tuple[TileGraph, tuple[Hidden, ...]]:
+  """The graph as it is compiled, and the operands and results that it gets for debugging, for profiling, and to take
+  programs from.
+
+  Raises:
+    LoweringError: persistent="dynamic" for a kernel that distributes its work itself.
+  """
   graph, ring = debug.instrument(graph) if options.debug else (debug.without_debug(graph), None)
   graph, records = profile.instrument(graph) if options.profile else (profile.without_profile(graph), None)
-  return graph, tuple(r for r in (ring, records) if r is not None)
+  graph, counter = tiles.with_counter(graph)
+  return graph, tuple(h for h in (ring, records, counter) if h is not None)
 
 
 def lower(graph: TileGraph, target: Target, options: CompileOptions) -> Lowering:
@@ -109,7 +116,7 @@ def lower(graph: TileGraph, target: Target, options: CompileOptions) -> Lowering
     TileTraceError: a kind of it, with the user's line, from the pass that refuses.
   """
   run = _Runner(graph.name, graph)
-  graph, recorders = instrumented(graph, options)
+  graph, hidden = instrumented(graph, options)
   graph = run("simplify", lambda: simplify(rotate(graph)), level="trace", text=to_text)
   anchored, before = run("choose_anchors", lambda: choose_anchors(graph, target, options))
   laid_out = run("infer_layouts", lambda: infer_layouts(anchored, target), level="layout",
@@ -122,7 +129,7 @@ def lower(graph: TileGraph, target: Target, options: CompileOptions) -> Lowering
   ptx = run("render", lambda: emitted.module.render(lineinfo=lineinfo), text=str)
   if config.read().verify:
     run("lint", lambda: lint(emitted.module))
-  return Lowering(graph, laid_out, selected, program, emitted, ptx, target, options, run.seconds, recorders)
+  return Lowering(graph, laid_out, selected, program, emitted, ptx, target, options, run.seconds, hidden)
 
 
 def assemble(lowering: Lowering, machine: str | None = None) -> Cubin:

@@ -137,7 +137,7 @@ def instrument(graph: TileGraph) -> tuple[TileGraph, Records | None]:
     return [*ids, Eqn(profile_record_p, (var, *(e.outvars[0] for e in ids)), (), params, mark.loc)]
 
   body = expand_block(graph.body, lambda eqn: record(eqn) if eqn.primitive is profile_mark_p else (eqn,))
-  return graph.with_recorder(var, "profile_records", body), records
+  return graph.with_hidden(var, "profile_records", body), records
 
 
 def _room(graph: TileGraph, spans: tuple[tuple[str, Loc], ...]) -> Records:

@@ -56,7 +56,7 @@ def cost(lowering: pipeline.Lowering, sizes: Mapping[str, int] | None = None) ->
   input and output once; of dynamic shapes at one call's `sizes`."""
   if sizes:
     lowering = _at(lowering, sizes)
-  found = work(lowering.graph, len(lowering.recorders))
+  found = work(lowering.graph, len(lowering.hidden))
   return {"flops": found.flops, "bytes": found.nbytes}
 
 
@@ -65,9 +65,9 @@ def make_report(lowering: pipeline.Lowering, cubin: Cubin | None, sizes: Mapping
   if sizes:
     lowering = _at(lowering, sizes)
   program, graph = lowering.program, lowering.graph
-  places = list(sites(program.graph.body, Facts(program.graph), program.threads, tiles=graph.options.persistent))
+  places = list(sites(program.graph.body, Facts(program.graph), program.threads, tiles=bool(graph.options.persistent)))
   layouts = Legend(lowering)
-  found, fills, ops = work(graph, len(lowering.recorders)), occupancy(lowering, cubin), _ops(lowering, places, layouts)
+  found, fills, ops = work(graph, len(lowering.hidden)), occupancy(lowering, cubin), _ops(lowering, places, layouts)
   data: dict[str, Any] = {
       "kernel": graph.name, "source": graph.loc.short(), "target": lowering.target.name,
       "grid": list(graph.options.grid), "threads": program.threads, "smem_bytes": program.smem_bytes,

@@ -22,7 +22,8 @@ def conversions(selected: Selected) -> Iterator[tuple[dict[str, Any], Layout, La
   "shared" is stored to shared memory and loaded from it, with a sync before each.
   """
   graph, layouts = selected.graph, selected.layouts
-  for site in sites(graph.body, Facts(graph), WARPGROUP * graph.options.warpgroups, tiles=graph.options.persistent):
+  options = graph.options
+  for site in sites(graph.body, Facts(graph), WARPGROUP * options.warpgroups, tiles=bool(options.persistent)):
     if site.eqn.primitive is not relayout_p:
       continue
     (source,), (out,) = site.eqn.values, site.eqn.outvars

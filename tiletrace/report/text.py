@@ -181,6 +181,7 @@ def _occupancy(d: Data) -> Iterator[str]:
   yield f"{_plural(o['ctas_per_sm'], 'CTA')} an SM, limited by {o['limited_by']} ({each}{unknown})"
   yield f"{o['warps_per_sm']} of {o['most_warps_per_sm']} warps an SM"
   if o["persistent"]:
-    yield f"{_plural(o['programs'], 'program')} on {_plural(o['ctas'], 'persistent CTA')}, {o['busy']:.0%} busy"
+    taken = ", each taken when one is free" if o["persistent"] == "dynamic" else ""
+    yield f"{_plural(o['programs'], 'program')} on {_plural(o['ctas'], 'persistent CTA')}{taken}, {o['busy']:.0%} busy"
   else:
     yield f"{_plural(o['programs'], 'program')} in {o['waves']:.2f} waves, {o['busy']:.0%} of their places taken"

@@ -42,8 +42,8 @@ class Work:
     return sum(self.tensor_flops.values())
 
 
-def work(graph: TileGraph, recorders: int = 0) -> Work:
-  """The work of a traced kernel, of whose inputs and outputs the last `recorders` are for debugging and profiling."""
+def work(graph: TileGraph, hidden: int = 0) -> Work:
+  """The work of a traced kernel, of whose inputs and outputs the last `hidden` are not the user's."""
   tensor: collections.Counter[str] = collections.Counter()
   other, exact = 0, True
   for site in sites(graph.body, Facts(graph), WARPGROUP * graph.options.warpgroups):
@@ -56,7 +56,7 @@ def work(graph: TileGraph, recorders: int = 0) -> Work:
       other += flops * count
       exact &= site.exact
   programs = math.prod(graph.options.grid)
-  own = (*graph.invars[:graph.num_inputs - recorders], *graph.outputs[:len(graph.outputs) - recorders])
+  own = (*graph.invars[:graph.num_inputs - hidden], *graph.outputs[:len(graph.outputs) - hidden])
   nbytes = sum(v.type.nbytes for v in own if isinstance(v.type, RefType))
   return Work({k: programs * n for k, n in tensor.items()}, programs * other, nbytes, exact)
 

@@ -64,7 +64,7 @@ def run(lowering: Lowering, inputs: Sequence[np.ndarray], *, sizes: Mapping[str,
     DebugCheckError: a tt.debug_check failed, with debugging on; what the kernel prints has been printed.
   """
   graph = lowering.graph
-  inputs, sizes = [*inputs, *(r.empty() for r in lowering.recorders)], sizes or {}
+  inputs, sizes = [*inputs, *(h.empty() for h in lowering.hidden)], sizes or {}
   _check_inputs(lowering, inputs, sizes)
   roots = list(dict.fromkeys(graph.invars))
   data: dict[int, np.ndarray] = {}
@@ -97,9 +97,10 @@ def run(lowering: Lowering, inputs: Sequence[np.ndarray], *, sizes: Mapping[str,
     launch.counters = Counters(program, [0] * len(program.ops))
   run_launch(launch)
   outputs = tuple(memory.contents(roots.index(v), _at(v, sizes), v.dtype) for v in graph.outputs)
-  results = len(outputs) - len(lowering.recorders)
-  for recorder, words in zip(lowering.recorders, outputs[results:], strict=True):
-    recorder.report(words)
+  results = len(outputs) - len(lowering.hidden)
+  for hidden, words in zip(lowering.hidden, outputs[results:], strict=True):
+    if hidden.report is not None:
+      hidden.report(words)
   return Result(outputs[:results], tuple(launch.findings), launch.steps, launch.counters)
 
 

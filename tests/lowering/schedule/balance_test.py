@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 import tiletrace as tt
 from tests.lowering.kernels import lower, struct
 from tiletrace.core.graph import walk
-from tiletrace.lowering.schedule.balance import balanced_order, program_costs
+from tiletrace.lowering.schedule.balance import balanced_order, longest_first, program_costs
 
 F32, BF16 = jnp.float32, jnp.bfloat16
 
@@ -42,6 +42,13 @@ def test_every_program_has_one_place(n, sms):
     return
   assert order is not None and len(order) % sms == 0
   assert sorted(p for p in order if p < n) == list(range(n)) and set(order) <= set(range(n + 1))
+
+
+@given(st.integers(5, 60), st.integers(1, 9), st.booleans())
+def test_where_programs_are_taken_the_longest_are_first(n, sms, reverse):
+  graph = traced(n, functools.partial(triangle_kernel, reverse=reverse))
+  order = longest_first(graph.body, graph.options, sms)
+  assert order == (None if n <= sms else tuple(range(n) if reverse else reversed(range(n))))
 
 
 def test_costs_follow_the_trip_counts():

@@ -2,7 +2,8 @@
 
 What a program costs is known before anything runs where the trip counts of its loops depend on nothing but its ids, as
 a causal attention's do. Then list scheduling (Graham, Bounds on Multiprocessing Timing Anomalies, 1969) in the order of
-the raster gives each CTA its programs, and the result is a table in the kernel.
+the raster gives each CTA its programs, and the result is a table in the kernel. Where CTAs take their programs when
+they are free, the table has the longest first.
 """
 from __future__ import annotations
 
@@ -37,11 +38,8 @@ def balanced_order(body: Block, options: CallOptions, num_sms: int) -> tuple[int
 
   None where every program costs the same, as far as is known, or no CTA has several, or clusters share programs.
   """
-  total = math.prod(options.grid)
-  if options.cluster_size > 1 or isinstance(total, Size) or not num_sms < total <= _MOST_PROGRAMS:
-    return None
-  costs = program_costs(body, options)
-  if costs is None or (costs == costs[0]).all():
+  total, costs = math.prod(options.grid), _different_costs(body, options, num_sms)
+  if costs is None:
     return None
   free = [(0.0, cta) for cta in range(num_sms)]
   lists: list[list[int]] = [[] for _ in range(num_sms)]
@@ -51,6 +49,22 @@ def balanced_order(body: Block, options: CallOptions, num_sms: int) -> tuple[int
     heapq.heappush(free, (at + cost, cta))
   rounds = max(map(len, lists))
   return tuple(programs[r] if r < len(programs) else total for r in range(rounds) for programs in lists)
+
+
+def longest_first(body: Block, options: CallOptions, num_sms: int) -> tuple[int, ...] | None:
+  """The programs in the order in which CTAs take them when they are free: by descending cost, those of one cost as the
+  raster has them (Graham, 1969: the longest first). None where `balanced_order` has none."""
+  costs = _different_costs(body, options, num_sms)
+  return None if costs is None else tuple(np.argsort(-costs, kind="stable").tolist())
+
+
+def _different_costs(body: Block, options: CallOptions, num_sms: int) -> np.ndarray | None:
+  """What programs cost, where that is known and not the same for all, and CTAs have several of them."""
+  total = math.prod(options.grid)
+  if options.cluster_size > 1 or isinstance(total, Size) or not num_sms < total <= _MOST_PROGRAMS:
+    return None
+  costs = program_costs(body, options)
+  return None if costs is None or (costs == costs[0]).all() else costs
 
 
 def program_costs(body: Block, options: CallOptions) -> np.ndarray | None:

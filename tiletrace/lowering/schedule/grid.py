@@ -10,6 +10,7 @@ from tiletrace.core.graph import Atom, Block, CallOptions, Eqn, TileGraph, Var, 
 from tiletrace.core.ops import elementwise, grid as ops
 from tiletrace.core.types import Extent, Size
 from tiletrace.lowering.schedule.builder import Builder, i32
+from tiletrace.lowering.schedule.tiles import Taking, tile_loop
 
 
 def raster_ids(b: Builder, tile: Atom, grid: tuple[Extent, ...], raster: int | None) -> list[Atom]:
@@ -72,13 +73,15 @@ def _without_ids(block: Block) -> Block:
   return dataclasses.replace(block, eqns=eqns)
 
 
-def place_on_grid(block: Block, options: CallOptions, b: Builder, order: tuple[int, ...] | None = None) -> Block:
+def place_on_grid(block: Block, options: CallOptions, b: Builder, order: tuple[int, ...] | None = None,
+                  taking: Taking | None = None) -> Block:
   """One role's work for every program it runs: once, or in a loop over tiles.
 
   Args:
     block: the work of one program.
     b: an empty builder with the kernel's location.
     order: of a persistent kernel, the program at each place (`balance`).
+    taking: where programs are taken dynamically, how the role learns its next one.
   Returns:
     a block without program_id.
   """
@@ -93,10 +96,14 @@ def place_on_grid(block: Block, options: CallOptions, b: Builder, order: tuple[i
   inner = b.inner()
   tile = Var(i32(0).type, "tile")
   if order is not None:
-    b.for_loop(first, len(order), step, _at_place(block, tile, options, order, inner))
-    return b.block()
-  body = with_ids(block, _program_ids(inner, tile, rank, options), inner.eqns)
-  b.for_loop(first, _product(b, _in_clusters(options)), step, Block((tile,), body.eqns, ()))
+    total, body = len(order), _at_place(block, tile, options, order, inner)
+  else:
+    body = with_ids(block, _program_ids(inner, tile, rank, options), inner.eqns)
+    total = _product(b, _in_clusters(options))
+  if taking is not None:
+    tile_loop(b, first, total, taking, tile, body)
+  else:
+    b.for_loop(first, total, step, Block((tile,), body.eqns, ()))
   return b.block()
 
 

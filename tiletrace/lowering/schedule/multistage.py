@@ -160,7 +160,7 @@ def _loops(graph: TileGraph, sites: dict[Eqn, Var], refused: dict[Var, str]) -> 
       for inner in eqn.blocks:
         yield from visit(inner, repeated or loops)
 
-  yield from visit(graph.body, graph.options.persistent)
+  yield from visit(graph.body, bool(graph.options.persistent))
 
 
 class Multistage:

@@ -21,7 +21,7 @@ from tiletrace.lowering.options import CompileOptions
 from tiletrace.lowering.ownership import is_explicit
 from tiletrace.lowering.schedule.asynchrony import elide_zero_stores, shared_registers
 from tiletrace.lowering.schedule.atomics import AtomicLowering
-from tiletrace.lowering.schedule.balance import balanced_order
+from tiletrace.lowering.schedule.balance import balanced_order, longest_first
 from tiletrace.lowering.schedule.builder import Builder, RingState
 from tiletrace.lowering.schedule.checker import check_program
 from tiletrace.lowering.schedule.consumer import Consumer, RingResources
@@ -60,6 +60,7 @@ from tiletrace.lowering.schedule.rings import Ring, changed_buffers, find_rings,
 from tiletrace.lowering.schedule.slice import Slice, written_arrays
 from tiletrace.lowering.schedule.split_operands import SplitOperands
 from tiletrace.lowering.schedule.syncs import place_syncs
+from tiletrace.lowering.schedule.tiles import Alone, Consuming, Handover, Producing, Taking
 from tiletrace.lowering.schedule.unit_factors import UnitFactors
 from tiletrace.lowering.select.memory import ThreadCopy, thread_copy
 from tiletrace.lowering.select.select import Selected, context, demote_copies
@@ -154,6 +155,11 @@ class _Scheduler:
     """Of a persistent kernel's programs; None is the raster's."""
     if not graph.options.persistent:
       return None
+    if graph.options.takes_tiles:
+      order = longest_first(graph.body, graph.options, self.target.sm_count)
+      known = "in the order of the raster" if order is None else "the longest first, by a table"
+      self.notes.append(f"each CTA takes its next program when it is free: {known}")
+      return order
     order = balanced_order(graph.body, graph.options, self.target.sm_count)
     if order is not None:
       self.notes.append(f"programs differ in length: each goes to the CTA that is free first, by a table for "
@@ -183,16 +189,18 @@ class _Scheduler:
     resources = [self._resources(head, r, consumers, shared.axes) for r in rings]
     own = self._place_allocs(head, ring_vars)
     sliced = ring_slice(graph, rings)
-    mail = [Mailbox.make(head, v, self.layouts, repeats=graph.options.persistent) for v in sliced.sent]
+    handover = self._handover(head, max(r.slots for r in rings))
+    mail = [Mailbox.make(head, v, self.layouts, repeats=bool(graph.options.persistent)) for v in sliced.sent]
     self.notes += [f"{e.loc.short()}  {v.hint or e.primitive} is computed by the consumers and sent to the producer"
                    for v, e in sliced.sent.items()]
     expand, staging = self._epilogue(head, graph.body, consumers)
     beside = fragment_registers(graph, self.layouts) if any(r.by_threads for r in rings) else None
     budget = register_budget(consumers, self.target, beside)
     plans = self._plans(graph, rings, part_of(budget[0] if budget else None))
-    head.role(0, 1, budget[0] if budget else None, self._producer(graph, sliced, resources, plans, mail))
+    head.role(0, 1, budget[0] if budget else None, self._producer(graph, sliced, resources, plans, mail,
+                                                                           handover))
     fits = self._fits(graph, budget[1] if budget else None)
-    work = self._consumers(graph, resources, own, expand, staging, mail, fits)
+    work = self._consumers(graph, resources, own, expand, staging, mail, fits, handover)
     head.role(1, consumers, budget[1] if budget else None, work)
     self._report(resources)
     return graph.replace(body=dataclasses.replace(graph.body, eqns=tuple(head.eqns))), WARPGROUP * (1 + consumers)
@@ -213,14 +221,14 @@ class _Scheduler:
     return {c: dataclasses.replace(thread_copy(c, ctx), part=part) for c in copies}
 
   def _producer(self, graph: TileGraph, sliced: Slice, resources: list[RingResources], plans: dict[Eqn, ThreadCopy],
-                mail: list[Mailbox]) -> Block:
+                mail: list[Mailbox], handover: Handover | None) -> Block:
     """Ring states, then the sliced kernel on the grid: one elected thread where TMA makes all copies, else the whole
     warpgroup. It starts with phase 1: slots are empty."""
     b = Builder(graph.loc)
     states = {r: RingState.make(b, r.ring.slots, phase=1) for r in resources}
     phases = {box.value: (box, Phase.make(b, box, 0)) for box in mail}
     work = Producer(resources, states, plans, phases).block(sliced)
-    b.eqns += self._on_grid(work).eqns
+    b.eqns += self._on_grid(work, handover and Producing(handover, by_warpgroup=bool(plans))).eqns
     if plans:
       return b.block()
     role = Builder(graph.loc)
@@ -234,7 +242,8 @@ class _Scheduler:
     return lambda operands: fragments + sum(registers_of(v, self.layouts) for v in operands) + BESIDE_FRAGMENTS <= most
 
   def _consumers(self, graph: TileGraph, resources: list[RingResources], own: set[Var], expand: Expand,
-                 staging: Staging | None, mail: list[Mailbox], fits: Callable[[list[Var]], bool]) -> Block:
+                 staging: Staging | None, mail: list[Mailbox], fits: Callable[[list[Var]], bool],
+                 handover: Handover | None) -> Block:
     b = Builder(graph.loc)
     fragments = [e for e in graph.body.eqns if e.primitive is memory.alloc_p]
     body = dataclasses.replace(graph.body, eqns=tuple(e for e in graph.body.eqns if e not in set(fragments)))
@@ -251,7 +260,7 @@ class _Scheduler:
     if deferred is not None:
       b.eqns += deferred.setup
       work = deferred.work
-    b.eqns += self._on_grid(work).eqns
+    b.eqns += self._on_grid(work, handover and Consuming(handover)).eqns
     if deferred is not None:
       b.eqns += deferred.last
     if staging is not None:
@@ -264,8 +273,12 @@ class _Scheduler:
     self.notes += factors.notes
     return work
 
-  def _on_grid(self, work: Block) -> Block:
-    return place_on_grid(work, self.graph.options, Builder(self.graph.loc), self.order)
+  def _on_grid(self, work: Block, taking: Taking | None) -> Block:
+    return place_on_grid(work, self.graph.options, Builder(self.graph.loc), self.order, taking)
+
+  def _handover(self, head: Builder, slots: int | None = None) -> Handover | None:
+    """How a CTA's threads learn which program comes next, where they take programs; `slots`: of a producer's rings."""
+    return Handover.make(head, self.graph, self.layouts, slots) if self.graph.options.takes_tiles else None
 
   def _defer(self, work: Block) -> Deferred | None:
     found = defer_epilogue(work, self.layouts, self.facts)
@@ -289,7 +302,7 @@ class _Scheduler:
     """
     ctx = context(graph, self.layouts, self.target, self.options)
     work = demote_copies(work, ctx, self.notes)
-    return place_syncs(work, own | self.unordered, repeats=graph.options.persistent, slots=slots)
+    return place_syncs(work, own | self.unordered, repeats=bool(graph.options.persistent), slots=slots)
 
   def _epilogue(self, head: Builder, body: Block, consumers: int) -> tuple[Expand, Staging | None]:
     """How to expand the body's staged stores; the staging buffer takes the largest power of two of chunks that fits."""
@@ -380,11 +393,12 @@ class _Scheduler:
     """No producer: copies run in the threads that compute, one slot each, but for those that run ahead."""
     head = Builder(graph.loc)
     own = self._place_allocs(head, set())
+    handover = self._handover(head)
     expand, staging = self._epilogue(head, graph.body, graph.options.warpgroups)
     rewriter = Consumer([], {}, graph.options.warpgroups, self.facts, self._fits(graph, None),
                         shared_registers(graph.body))
     work = self._ordered(expand(self._rescaled(rewriter.block(graph.body))), graph, own)
-    head.eqns += self._on_grid(work).eqns
+    head.eqns += self._on_grid(work, handover and Alone(handover)).eqns
     if staging is not None:
       drain_stores(head)
     eqns = tuple(head.eqns)
