@@ -17,16 +17,18 @@ _WINDOW = 5
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-  """What a level allows: primitives that are not there yet or any more, and kinds of for_loop."""
+  """What a level allows: primitives that are not there yet or any more, kinds of for_loop, and views of shared memory
+  that go backwards."""
   absent: frozenset[str] = frozenset()
   loops: frozenset[str] = frozenset({"range", "pipelined", "fori"})
+  backwards: bool = False
 
 
 SPECS: dict[str, Spec] = {
   "trace": Spec(absent=frozenset({"relayout"})),
   "layout": Spec(absent=frozenset({"step"})),
   "select": Spec(absent=frozenset({"step"})),
-  "schedule": Spec(absent=frozenset({"gemm", "step"}), loops=frozenset({"range", "fori"})),
+  "schedule": Spec(absent=frozenset({"gemm", "step"}), loops=frozenset({"range", "fori"}), backwards=True),
 }
 
 
@@ -140,7 +142,8 @@ class _Verifier:
     used = {p.index for p in parts if isinstance(p, Dyn)}
     if used != set(range(view.num_dyn)):
       self._fail("a dynamic operand of a view is not used")
-    if any(d.stride < 1 or (d.squeezed and (d.size, d.stride) != (1, 1)) for d in view.dims):
+    backwards = self._spec.backwards and root.space is Space.SHARED
+    if any(d.stride == 0 or (d.stride < 0 and not backwards) or (d.squeezed and (d.size, d.stride) != (1, 1)) for d in view.dims):
       self._fail("a squeezed dimension has size 1, and strides are positive")
 
   def _types(self, eqn: Eqn) -> None:

@@ -18,7 +18,8 @@ from tiletrace.lowering.layouts.tma import ALIGNMENT
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SharedPlace:
-  """The element x of a view lies at base + sum(value * step) + layout.offset_of(x * strides), in elements.
+  """The element x of a view lies at base + sum(value * step) + layout.offset_of(x * strides), in elements. Along a
+  dimension with a negative stride, which is of plain rows, it lies as far before.
 
   Attributes:
     layout: the tile that the view cuts, dimensions in the view's order.
@@ -61,7 +62,7 @@ def shared_place(ref: RefOperand, layout: Layout, facts: Facts) -> SharedPlace |
     granule = start if isinstance(start, int) else max(1, facts[start].divisor)
     if not isinstance(start, int) and granule > ref.type.shape[d] - 1 - (size - 1) * dim.stride:
       continue                                     # the one multiple that is in range is 0
-    step = _step(layout, d, granule, size, dim.stride)
+    step = _step(layout, d, granule, size, dim.stride) if dim.stride > 0 else _step(layout, d, granule, 1, 1)
     if step is None:
       return f"the start along dimension {d} is not provably a multiple of the swizzle's period"
     if isinstance(start, int):

@@ -36,10 +36,22 @@ def replicated_bits(table: np.ndarray) -> int:
 def shared_bytes(place: SharedPlace, layout: Layout, threads: int, itemsize: int) -> np.ndarray:
   """Byte offset, from the view's start, of each (thread, register) of a fragment in a shared view."""
   table = coordinates(layout, threads)
+  if any(s < 0 for s in place.strides):
+    return sum(_along(place, table, layout, d) for d in range(len(place.strides))) * itemsize
   index = [table[..., d] * stride for d, stride in enumerate(place.strides)]
   extents = tuple(max(a, (b - 1) * s + 1) for a, b, s in zip(
     place.layout.shape, layout.shape, place.strides, strict=True))
   return np.broadcast_to(place.layout.coordinates("off", index, extents), table.shape[:-1]) * itemsize
+
+
+def _along(place: SharedPlace, table: np.ndarray, layout: Layout, dim: int) -> np.ndarray:
+  """What one dimension's coordinate adds to the offset in plain rows, which may be read backwards."""
+  stride = abs(place.strides[dim])
+  index = [table[..., d] * (stride if d == dim else 0) for d in range(len(place.strides))]
+  extents = tuple(max(a, (b - 1) * stride + 1) if d == dim else a
+                  for d, (a, b) in enumerate(zip(place.layout.shape, layout.shape)))
+  offset = np.broadcast_to(place.layout.coordinates("off", index, extents), table.shape[:-1])
+  return np.sign(place.strides[dim]) * offset
 
 
 def inside_view(table: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

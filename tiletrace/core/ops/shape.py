@@ -68,7 +68,8 @@ def _transpose_type(eqn: Eqn) -> tuple[TileType, ...]:
 def _slice_type(eqn: Eqn) -> tuple[TileType, ...]:
   (x,), (start, limit, strides) = tile_types(eqn.invars), (eqn.params[k] for k in ("start", "limit", "strides"))
   check(len(start) == len(limit) == len(strides) == len(x.shape)
-        and all(0 <= a <= b <= n and s > 0 for a, b, s, n in zip(start, limit, strides, x.shape)),
+        and all(0 <= a <= b <= n if s > 0 else s < 0 and n > a >= b >= -1
+                for a, b, s, n in zip(start, limit, strides, x.shape)),
         f"slice: {start}:{limit}:{strides} is out of range for {x}")
   return (TileType(tuple(len(range(a, b, s)) for a, b, s in zip(start, limit, strides)), x.dtype),)
 

@@ -34,8 +34,12 @@ def _transpose(m: Machine, eqn: Eqn) -> Sequence[jax.Array]:
 
 @xla_rules.register(slice_p)
 def _slice(m: Machine, eqn: Eqn) -> Sequence[jax.Array]:
-  p = eqn.params
-  return [lax.slice(m.read(eqn.values[0]), p["start"], p["limit"], p["strides"])]
+  x, (start, limit, strides) = m.read(eqn.values[0]), (eqn.params[k] for k in ("start", "limit", "strides"))
+  backwards = [d for d, s in enumerate(strides) if s < 0]
+  if not backwards:
+    return [lax.slice(x, start, limit, strides)]
+  runs = [range(a, b, s)[::-1] if s < 0 else range(a, b, s) for a, b, s in zip(start, limit, strides)]
+  return [lax.rev(lax.slice(x, [r.start for r in runs], [r.stop for r in runs], [r.step for r in runs]), backwards)]
 
 
 @xla_rules.register(concatenate_p)

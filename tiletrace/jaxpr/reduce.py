@@ -1,0 +1,88 @@
+"""Reductions and cumulative operations of jax."""
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tiletrace.core import dtypes
+from tiletrace.core.graph import Literal, Primitive
+from tiletrace.core.ops import cumulative, reduce as reductions, shape as shapes, transcendental
+from tiletrace.core.tile import Tile
+from tiletrace.jaxpr.rules import Refused, as_tile, cast, formula, full, op, rule
+
+
+def _reduction(name: str, primitive: Primitive) -> None:
+  @rule(name)
+  def reduced(x: Any, *, axes: Sequence[int], **_: Any) -> Any:
+    return op(primitive, x, axes=tuple(sorted(axes))) if axes else x
+
+
+for _name, _primitive in {
+    "reduce_sum": reductions.reduce_sum_p, "reduce_prod": reductions.reduce_prod_p,
+    "reduce_max": reductions.reduce_max_p, "reduce_min": reductions.reduce_min_p}.items():
+  _reduction(_name, _primitive)
+
+
+def _of_bools(name: str, primitive: Primitive) -> None:
+  @rule(name)
+  def reduced(x: Any, *, axes: Sequence[int], **_: Any) -> Any:
+    _is_bool(x)
+    return op(primitive, x, axes=tuple(sorted(axes))) if axes else x
+
+
+def _is_bool(x: Any) -> None:
+  if x.type.dtype != dtypes.bool_:
+    raise Refused(f"combines the bits of {x.type}, and has a tile operation for bool only",
+                  "jnp.any, jnp.all and a sum modulo 2 are of bool; tt.sum, tt.max and tt.min are of integers")
+
+
+_of_bools("reduce_or", reductions.reduce_max_p)
+_of_bools("reduce_and", reductions.reduce_min_p)
+
+
+@rule("reduce_xor")
+def _reduce_xor(x: Any, *, axes: Sequence[int], **_: Any) -> Any:
+  """Whether an odd number is true."""
+  _is_bool(x)
+  return op(reductions.reduce_sum_p, x.astype(dtypes.i32), axes=tuple(sorted(axes))) & 1 != 0 if axes else x
+
+
+@rule("argmax")
+def _argmax(x: Any, *, axes: Sequence[int], index_dtype: Any) -> Any:
+  return cast(reductions.argmax(x, axes[0]), dtypes.canonical(index_dtype))
+
+
+@rule("argmin")
+def _argmin(x: Any, *, axes: Sequence[int], index_dtype: Any) -> Any:
+  return cast(reductions.argmin(x, axes[0]), dtypes.canonical(index_dtype))
+
+
+def _cumulative(name: str, primitive: Primitive) -> None:
+  @rule(name)
+  def accumulated(x: Any, *, axis: int, reverse: bool) -> Any:
+    return cast(getattr(cumulative, primitive.name)(as_tile(x), axis, reverse=reverse), x.type.dtype)
+
+
+for _primitive in cumulative.CUMULATIVE:
+  _cumulative(_primitive.name, _primitive)
+
+
+@formula("cumlogsumexp")
+def _cumlogsumexp(x: Tile, *, axis: int, reverse: bool) -> Tile:
+  """In log2(n) steps, each of which joins what is twice as far away: early elements keep their precision, which is lost
+  where all are scaled by one maximum."""
+  n, distance = x.shape[axis], 1
+  while distance < n:
+    rest = tuple(distance if d == axis else m for d, m in enumerate(x.shape))
+    nothing = full(Literal(-math.inf, x.dtype), rest)
+    start, limit = [0] * x.ndim, list(x.shape)
+    if reverse:
+      start[axis] = distance
+    else:
+      limit[axis] = n - distance
+    moved = op(shapes.slice_p, x, start=tuple(start), limit=tuple(limit), strides=(1,) * x.ndim)
+    parts = (moved, nothing) if reverse else (nothing, moved)
+    x = transcendental.logaddexp(x, op(shapes.concatenate_p, *parts, dimension=axis))
+    distance *= 2
+  return x
