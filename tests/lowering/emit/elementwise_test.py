@@ -178,13 +178,20 @@ def test_values_that_each_thread_has_its_share_of_are_joined_in_registers(dtype,
   assert count(lowered, r"st\.shared") == 0
 
 
-def test_joining_values_that_lie_in_different_threads_is_refused_with_the_way_round():
-  def kernel(x, y):
-    y[...] = tt.concatenate([x[...], x[...]])
+@pytest.mark.parametrize(("dtype", "shapes", "axis"), [
+  (F32, [(128,), (128,)], 0), (BF16, [(3, 5), (3, 8), (3, 1)], 1), (np.bool_, [(2, 32), (7, 32)], 0)])
+def test_values_that_lie_in_different_threads_are_joined_in_shared_memory(dtype, shapes, axis):
+  def kernel(*refs):
+    *xs, y = refs
+    y[...] = tt.concatenate([x[...] for x in xs], axis=axis)
 
-  with pytest.raises(tt.LayoutError, match="this concatenate does not cut whole registers of every thread") as e:
-    lower(kernel, [struct(128)], struct(256))
-  assert "shared memory" in str(e.value) and "^" in str(e.value)
+  rng = np.random.default_rng(0)
+  xs = [rng.integers(0, 99, shape).astype(dtype) for shape in shapes]
+  want = np.concatenate(xs, axis)
+  lowered = lower(kernel, [struct(*s, dtype=dtype) for s in shapes], struct(*want.shape, dtype=dtype))
+  np.testing.assert_array_equal(lowered.simulate(*xs)[0], want)
+  assert "made through shared memory" in str(lowered.report())
+  assemble(lowered)
 
 
 def test_jax_functions_become_tile_operations():

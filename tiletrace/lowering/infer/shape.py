@@ -121,15 +121,22 @@ def _iota(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
 @layout_rules.register(ops.concatenate_p)
 def _concatenate(eqn: Eqn, ctx: InferContext) -> Iterator[Constraint]:
   """A part keeps the registers that every thread has of it in the result."""
-  out, dim, begin = eqn.outvars[0], eqn.params["dimension"], 0
-  for x in eqn.values:
-    start = tuple(begin if d == dim else 0 for d in range(len(out.shape)))
-    begin += x.shape[dim]
-    limit = tuple(begin if d == dim else n for d, n in enumerate(out.shape))
+  out = eqn.outvars[0]
+  for x, (start, limit) in zip(eqn.values, parts(eqn)):
     if is_distributed(x):
       yield Relates(x, out, eqn, lambda layout: None,  # type: ignore[arg-type]
                     functools.partial(cut_registers, start=start, limit=limit))
   yield Prefers(out, default_layout(out, eqn, ctx), eqn, 1)
+
+
+def parts(eqn: Eqn) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+  """For each operand of a concatenate, where it starts and ends in the result."""
+  shape, dim, begin = eqn.outvars[0].shape, eqn.params["dimension"], 0
+  for x in eqn.values:
+    end = begin + x.shape[dim]
+    yield (tuple(begin if d == dim else 0 for d in range(len(shape))),
+           tuple(end if d == dim else n for d, n in enumerate(shape)))
+    begin = end
 
 
 def cut_registers(layout: Layout, start: tuple[int, ...], limit: tuple[int, ...]) -> Layout | None:

@@ -30,7 +30,7 @@ from tiletrace.core.graph import Block, Eqn, TileGraph, Var, walk
 from tiletrace.core.ops.cumulative import CUMULATIVE
 from tiletrace.core.ops.reduce import REDUCTIONS
 from tiletrace.core.ops.relayout import relayout_p
-from tiletrace.core.ops.shape import broadcast_in_dim_p, reshape_p, slice_p, transpose_p
+from tiletrace.core.ops.shape import broadcast_in_dim_p, concatenate_p, reshape_p, slice_p, transpose_p
 from tiletrace.core.types import RefType, TileType
 from tiletrace.lowering.facts import Facts
 from tiletrace.lowering.infer.constraints import (
@@ -245,6 +245,9 @@ class _Converter:
           produced = c.forward(self.layouts[c.operand])
           if produced is None and eqn.primitive is slice_p:
             out.append(_cut_through_shared(eqn))
+            return
+          if produced is None and eqn.primitive is concatenate_p:
+            out.append(eqn)                          # the scheduler joins the parts in shared memory
             return
           if produced is None:
             hint = "reshape the array outside of the kernel, or take extents that are powers of two" if (
