@@ -227,3 +227,11 @@ def test_random_scalar_programs_compute_the_same(seed):
   x = np.array([rnd.randrange(-50, 50), rnd.randrange(-50, 50)], np.int32)
   one, two = jax.jit(lambda x: (run(small, x)[0], run(graph, x)[0]))(x)
   np.testing.assert_array_equal(one, two)
+
+
+def test_a_computed_step_that_is_found_not_to_be_positive_leaves_no_loop():
+  def kernel(y):
+    for k in tt.range(5, 0, tt.full((), 2, jnp.int32) - 3):
+      y[k] = 0
+
+  assert "for_loop" not in names(simplified(kernel, y=Out(i32(8))))

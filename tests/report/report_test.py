@@ -1,6 +1,7 @@
 """What the report says of choices, layouts, conversions, barriers, memory, registers, occupancy and the roofline."""
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -24,6 +25,7 @@ from tests.report.kernels import (
   softmax,
   softmax_kernel,
 )
+from tiletrace.kernels.matmul import matmul_kernel
 from tiletrace.lowering.layouts.catalog import wgmma_accumulator
 from tiletrace.lowering.target import H200, SM_90A
 from tiletrace.sim.launch import run
@@ -244,6 +246,17 @@ def test_rows_are_bound_by_memory_and_take_their_bytes_at_its_rate():
   assert work["other_flops"] == 5 * 1024 * 512        # max, sub, exp, sum and div of every element
   assert work["loaded_bytes"] == work["stored_bytes"] == 1024 * 512 * 2
   assert "bound by global memory" in report
+
+
+def test_a_deferred_epilogue_asks_for_and_stores_as_many_bytes():
+  kernel = functools.partial(matmul_kernel, form="nn", activation=None, bm=128, bn=256, bk=64, num_stages=4)
+  inputs = [struct(512, 512, dtype=BF16), struct(512, 1024, dtype=BF16), None]
+  now, deferred = (tt.tile_call(kernel, struct(512, 1024, dtype=BF16), grid=(4, 4), warpgroups=2, persistent=p).lower(
+      *inputs).report() for p in (False, True))
+
+  assert "the epilogue is deferred" in deferred and "the epilogue is deferred" not in now
+  assert deferred.data["work"] == now.data["work"]
+  assert deferred.data["work"]["stored_bytes"] == 512 * 1024 * 2
 
 
 def test_fewer_programs_than_sms_have_their_part_of_the_tensor_cores():

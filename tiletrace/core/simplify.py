@@ -44,7 +44,10 @@ class _Forward:
     return dataclasses.replace(block, eqns=tuple(eqns), outs=tuple(map(self._atom, block.outs)))
 
   def _eqn(self, eqn: Eqn, known: ChainMap[Any, Var], out: list[Eqn]) -> None:
-    eqn = static_views(eqn.replace(invars=tuple(map(self._atom, eqn.invars))))
+    given, eqn = eqn, static_views(eqn.replace(invars=tuple(map(self._atom, eqn.invars))))
+    if given.primitive.name == "for_loop" and _stands(given.values[2], eqn.values[2]):
+      self._env.update(zip(eqn.outvars, eqn.values[3:]))
+      return
     if eqn.primitive.name in _COMMUTATIVE and isinstance(eqn.invars[0], Literal):
       eqn = eqn.replace(invars=eqn.invars[::-1])
     if self._control(eqn, known, out):
@@ -80,6 +83,11 @@ class _Forward:
         self._env.update(zip(eqn.outvars, eqn.values[3:]))
         return True
     return False
+
+
+def _stands(given: Atom, step: Atom) -> bool:
+  """A step that was computed, and is found not to be positive: no iterations, as where only the GPU finds that."""
+  return isinstance(given, Var) and isinstance(step, Literal) and step.value <= 0
 
 
 def _is_scalar(eqn: Eqn) -> bool:

@@ -71,7 +71,7 @@ class Facts:
 
   def __init__(self, graph: TileGraph):
     self._of: dict[Var, Fact] = {}
-    self._grid = graph.options.grid
+    self._grid, self._cluster = graph.options.grid, graph.options.cluster_size
     self._by: dict[Var, Eqn] = {}
     self._assumed: dict[Var, Fact] = {}            # of scalars that the block of the tt.assume makes
     self._block(graph.body)
@@ -101,8 +101,8 @@ class Facts:
 
   def certainly_runs(self, loop: Eqn) -> bool:
     """A loop that goes up has an iteration at least."""
-    first, end = loop.values[:2]
-    return self[first].hi < self[end].lo
+    first, end, step = loop.values[:3]
+    return self[first].hi < self[end].lo and self[step].lo > 0
 
   def _block(self, block: Block) -> None:
     own: set[Var] = {v for eqn in block.eqns for v in eqn.outvars} | set(block.invars)
@@ -156,7 +156,7 @@ class Facts:
     if name == "size":
       return extent_fact(eqn.params["size"])
     if name == "num_ctas":
-      return Fact(1, _MAX)
+      return Fact(self._cluster, _MAX)              # whole clusters
     if name in ("cta_id", "warpgroup_id"):
       return Fact(0, _MAX)
     if name == "lookup":

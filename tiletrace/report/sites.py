@@ -34,7 +34,7 @@ class Site:
     elected: "scope" or "warpgroup" where one thread, or one of each warpgroup, runs it; else None.
     trips: how often, in one program (of a persistent kernel: in one tile): the product of the loops' trip counts. Of a
       loop whose count is not known it is the fewest, of a while loop one.
-    exact: whether all counts are known and no branch stands around it.
+    exact: whether all counts are known and no branch stands around it, but for one that a tile takes once.
     loop: the outermost loop around it, or None.
   """
   eqn: Eqn
@@ -70,7 +70,7 @@ def _sites(block: Block, facts: Facts, around: Site, tiles: bool) -> Iterator[Si
       inner_tiles = tiles and not over_tiles
       inner = dataclasses.replace(here, trips=here.trips * (1 if over_tiles else trips),
                                   exact=here.exact and (exact or over_tiles), loop=here.loop or eqn)
-    elif eqn.blocks:
+    elif eqn.blocks and not eqn.params.get("once_a_tile"):     # what a deferred epilogue's branches do in all
       inner = dataclasses.replace(here, exact=False)
     for inside in eqn.blocks:
       yield from _sites(inside, facts, inner, inner_tiles)

@@ -25,6 +25,35 @@ def test_a_loop_that_certainly_runs_is_tested_at_its_end_only():
   assert count(lower(kernel, inputs, struct(128), name="maybe"), "bra") == 2
 
 
+def test_a_computed_step_that_is_not_positive_makes_no_iterations():
+  """Known to be positive, as tt.num_ctas() is, a step is not looked at."""
+  def kernel(b, y):
+    step = b[tt.program_id(0)]
+    s = tt.alloc_fragment((), np.int32)
+    s[...] = 7
+    for k in tt.range(1, 6, step):
+      s[...] = s[...] * 3 + k
+    for k in tt.range(3, 0, step):
+      s[...] = -99
+    y[tt.program_id(0)] = s[...]
+
+  def known(b, y):
+    for k in tt.range(tt.program_id(0), 5, tt.maximum(b[0], 1)):
+      y[k] = k
+
+  steps = np.asarray([2, 1, 0, -1, -2**31, 2**30], np.int32)
+  lowered = lower(kernel, [struct(6, dtype="int32")], struct(6, dtype="int32"), grid=6)
+  want = []
+  for step in steps.tolist():
+    s = 7
+    for k in range(1, 6, step) if step > 0 else ():
+      s = s * 3 + k
+    want.append(s)
+  np.testing.assert_array_equal(lowered.simulate(steps)[0], want)
+  assemble(lowered)
+  assert count(lower(known, [struct(6, dtype="int32")], struct(6, dtype="int32")), "bra") == 2
+
+
 def test_a_fragment_keeps_its_registers_and_a_snapshot_copies_only_where_it_outlives_a_write():
   def kernel(x, y, *, late):
     acc = tt.alloc_fragment((128,), F32)

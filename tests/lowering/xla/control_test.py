@@ -39,6 +39,24 @@ def test_range_runs_as_in_python(start, stop, step, dynamic):
   np.testing.assert_array_equal(y, want)
 
 
+@pytest.mark.parametrize("step", [2, 1, 0, -1, -2**31])
+def test_a_computed_step_that_is_not_positive_makes_no_iterations(step):
+  def kernel(b, y):
+    s = tt.alloc_fragment((), np.int32)
+    s[...] = 7
+    for k in tt.range(b[0], b[1], b[2]):
+      s[...] = s[...] * 3 + k
+    for k in tt.range(5, 0, b[2]):
+      s[...] = -99
+    y[...] = s[...]
+
+  y, = call(kernel, np.asarray([1, 6, step], np.int32), out=((), np.int32), grid=(1,))
+  want = 7
+  for k in range(1, 6, step) if step > 0 else ():
+    want = want * 3 + k
+  assert y == want
+
+
 def test_loops_may_have_another_length_in_each_program():
   def kernel(n, x, y):
     i = tt.program_id(0)

@@ -191,7 +191,8 @@ def range_(start: Any, stop: Any = None, step: Any = 1, *, unroll: int = 1) -> L
   Args:
     start: first index; with one argument, the stop. Python int or integer scalar.
     stop: end, exclusive. Python int or integer scalar.
-    step: Python int, not 0; or a positive integer scalar (tt.num_ctas(), in a persistent loop written by hand).
+    step: Python int, not 0; or an integer scalar (tt.num_ctas(), in a persistent loop written by hand): one that is 0
+      or negative when the kernel runs makes a loop without iterations.
     unroll: how many iterations the compiler puts in one; Python int.
   Raises:
     TileTypeError: a bound is a float, a step is no integer or 0, unroll is not a Python int.

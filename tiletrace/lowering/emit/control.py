@@ -39,6 +39,8 @@ def _for_loop(ctx: EmitContext, eqn: Eqn) -> None:
   index, *carried = body.invars
   start, stop, stride = ctx.scalar(lo), ctx.scalar(hi), ctx.scalar(step)
   carry = [_fresh_copy(ctx, v, eqn, a) for v, a in zip(carried, init, strict=True)]
+  if isinstance(step, Var) and isinstance(stride, int) and stride <= 0:
+    stop, stride = start, 1                          # computed, and known by now: as if the GPU found that
   trips = _known_trips(start, stop, stride)
   copies = max((n for n in range(1, eqn.params["unroll"] + 1) if len(trips) % n == 0), default=1) if trips else 1
   if 1 < copies == len(trips):
@@ -56,6 +58,8 @@ def _for_loop(ctx: EmitContext, eqn: Eqn) -> None:
   end, top = b.label("end"), b.label("loop")
   if downwards or not ctx.facts.certainly_runs(eqn):
     b(isa.BRA, end, pred=b.new(isa.SETP, at, stop, cmp="le" if downwards else "ge", type="s32"))
+  if isinstance(stride, Reg) and ctx.facts[step].lo <= 0:
+    b(isa.BRA, end, pred=b.new(isa.SETP, stride, 0, cmp="le", type="s32"))
   if eqn.params["unroll"] == 1:
     b.pragma("nounroll")
   b.place(top)

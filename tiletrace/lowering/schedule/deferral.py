@@ -138,7 +138,7 @@ class _Deferral:
     for i in range(places[-1] + 1):
       eqns = clone(body, {body.invars[0]: i32(start + i)}, self.layouts)
       issued = 1 + next(i for i, e in enumerate(eqns) if e.primitive is mma.gemm_async_p)
-      parts = [self._leave(part) for place, part in zip(places, leaving, strict=True) if place == i]
+      parts = [self._leave(part, True) for place, part in zip(places, leaving, strict=True) if place == i]
       work += [*eqns[:issued], *(e for part in parts for e in part), *eqns[issued:]]
     if places[-1] + 1 < trips:
       rest = (i32(start + places[-1] + 1), *loop.invars[1:])
@@ -148,10 +148,11 @@ class _Deferral:
       save.store(whole(ref), v)
     save.store(whole(self.pending), 1)
     work += [*self.parts.value, *save.eqns]
-    return Deferred(tuple(self.setup.eqns), Block((), tuple(work), ()), tuple(self._leave(self.parts.epilogue)))
+    return Deferred(tuple(self.setup.eqns), Block((), tuple(work), ()), tuple(self._leave(self.parts.epilogue, False)))
 
-  def _leave(self, part: tuple[Eqn, ...]) -> list[Eqn]:
-    """Stores a part of the tile that waits, if there is one."""
+  def _leave(self, part: tuple[Eqn, ...], in_loop: bool) -> list[Eqn]:
+    """Stores a part of the tile that waits, if there is one: in the loop not at its first tile, which the last one after
+    the loop makes up for."""
     b = Builder(part[0].loc)
     waiting = b.op(elementwise.gt_p, b.load(whole(self.pending)), 0)
     inner = b.inner()
@@ -161,7 +162,7 @@ class _Deferral:
       if v in self.layouts:
         self.layouts[loaded] = self.layouts[v]
     inner.eqns += clone(Block((), part, ()), env, self.layouts)
-    b.when(waiting, inner.block())
+    b.bind(control.cond_p, (waiting,), {"once_a_tile": True} if in_loop else {}, (inner.block(),))
     return b.eqns
 
 

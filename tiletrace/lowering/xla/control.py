@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tiletrace.core.graph import Eqn
+from tiletrace.core.graph import Eqn, Literal
 from tiletrace.core.ops.assume import assume_p
 from tiletrace.core.ops.control import cond_p, for_loop_p, switch_p, while_loop_p
 from tiletrace.core.ops.step import step_p
@@ -23,7 +24,10 @@ def _for_loop(m: Machine, eqn: Eqn) -> Sequence[jax.Array]:
   def trip(k: jax.Array, state: Any) -> Any:
     return body([lo + k * step, *state[0]], state[1])
 
-  trips = -((lo - hi) // step)  # ceil((hi - lo) / step); static bounds make a scan, which differentiates
+  if isinstance(eqn.values[2], Literal):
+    trips = -((lo - hi) // step)  # ceil((hi - lo) / step); static bounds make a scan, which differentiates
+  else:
+    trips = jnp.where(step > 0, -((lo - hi) // jnp.maximum(step, 1)), 0)
   start = (list(map(m.vary, init)), [m.memory[v] for v in carried])
   outs, arrays = lax.fori_loop(np.int32(0), trips, trip, start)
   m.memory.update(zip(carried, arrays))
