@@ -127,7 +127,9 @@ def judge(cubin: Cubin, options: AssembleOptions, locations: Sequence[Loc | None
     raise AssembleError(
         f"{cubin.entry}: ptxas serialises wgmma or ignores setmaxnreg:\n    " + "\n    ".join(serialized),
         loc=_location(locations, int(near[1])) if near else None, code="TT402",
-        hint="the kernel would be right but slow; allow_serialized_wgmma=True accepts that")
+        hint="the kernel would be right but slow: tt.wgmma_wait(0) before what touches an accumulator or a register "
+             "operand of a gemm_async in flight, regs= within what the CTA has at launch; allow_serialized_wgmma=True "
+             "accepts it as it is")
   if (cubin.spill_stores or cubin.spill_loads) and not options.allow_spills:
     raise AssembleError(
         f"{cubin.entry}: registers spill to local memory ({cubin.spill_stores} bytes stored, {cubin.spill_loads} "

@@ -47,3 +47,19 @@ def test_a_chunk_of_staging_takes_three_parts():
 
   want = np.asarray(a).astype(np.float64) @ np.asarray(b).astype(np.float64)
   assert_close(lowered.simulate(a, b, num_sms=2)[0], want, "gemm")
+
+
+def test_fragments_that_leave_no_registers_for_it_keep_the_epilogue_where_it_is():
+  def kernel(a, b, c):
+    a_s, b_s = tt.alloc_shared((128, 64), a.dtype), tt.alloc_shared((64, 128), b.dtype)
+    acc, bias = tt.alloc_fragment((128, 128), jnp.float32), tt.alloc_fragment((128, 64), jnp.float32)
+    acc[...], bias[...] = 0, a[:, :64].astype(jnp.float32)
+    for k in tt.pipelined(4, num_stages=3):
+      tt.copy(a.at[:, tt.block(k, 64)], a_s)
+      tt.copy(b.at[tt.block(k, 64), :], b_s)
+      tt.gemm(a_s, b_s, acc)
+    c[...] = (acc[...] + tt.sum(bias[...], axis=1)[:, None]).astype(c.dtype)
+
+  a, b, c = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((128, 256), (256, 128), (128, 128)))
+  lowered = tt.tile_call(kernel, c, grid=1, persistent=True).lower(a, b)
+  assert "not deferred: all fragments and the tile that leaves would take 256 registers" in lowered.as_text("schedule")

@@ -21,6 +21,7 @@ from tiletrace.lowering.schedule.builder import Builder, i32, whole
 
 _APART = 2        # k-blocks from one part of a tile that leaves to the next
 _REGISTERS = 200  # accumulators in flight and the tile that leaves; a consumer needs about 40 more of its 240
+_THREAD = 255     # registers that a thread can have
 _EPILOGUE = frozenset({"elect", "sync", "slice", "store", "fence", "copy_async", "warpgroup_id", "mul", "add",
                        "commit_group", "wait_group"})
 
@@ -44,12 +45,13 @@ class _Parts:
   epilogue: tuple[Eqn, ...]
 
 
-def defer_epilogue(work: Block, layouts: dict[Var, Layout], facts: Facts) -> Deferred | str:
+def defer_epilogue(work: Block, layouts: dict[Var, Layout], facts: Facts, fragments: int) -> Deferred | str:
   """Defers the epilogue of a tile's program, or says why it stays where it is.
 
   Args:
     work: the consumers' level-0 program of one tile.
     layouts: is extended by the fragments that this allocates.
+    fragments: registers of a thread that all fragments of the kernel take.
   """
   parts = _split(work, facts)
   if isinstance(parts, str):
@@ -60,9 +62,12 @@ def defer_epilogue(work: Block, layouts: dict[Var, Layout], facts: Facts) -> Def
   if not tiles or any(v.type.dtype.itemsize != 2 for v in tiles):  # type: ignore[union-attr]
     return "the stored value is not made of 16-bit elements"
   accs = {e.refs[-1].root for e in walk(parts.loop.blocks[0]) if e.primitive is mma.gemm_async_p}
-  registers = sum(layouts[a].extent("reg") for a in accs) + sum(layouts[v].extent("reg") // 2 for v in tiles)
+  leaving = sum(layouts[v].extent("reg") // 2 for v in tiles)
+  registers = sum(layouts[a].extent("reg") for a in accs) + leaving
   if registers > _REGISTERS:
     return f"the accumulators and the tile that leaves would take {registers} registers of each thread"
+  if fragments + leaving > _THREAD:
+    return f"all fragments and the tile that leaves would take {fragments + leaving} registers of each thread"
   return _Deferral(parts, tiles, scalars, layouts).build()
 
 

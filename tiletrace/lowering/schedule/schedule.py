@@ -281,7 +281,7 @@ class _Scheduler:
     return Handover.make(head, self.graph, self.layouts, slots) if self.graph.options.takes_tiles else None
 
   def _defer(self, work: Block) -> Deferred | None:
-    found = defer_epilogue(work, self.layouts, self.facts)
+    found = defer_epilogue(work, self.layouts, self.facts, fragment_registers(self.graph, self.layouts))
     if isinstance(found, Deferred):
       self.notes.append("the epilogue is deferred: a tile is stored with the next tile's first k-blocks in flight")
       return found
