@@ -143,7 +143,8 @@ class _Verifier:
     if used != set(range(view.num_dyn)):
       self._fail("a dynamic operand of a view is not used")
     backwards = self._spec.backwards and root.space is Space.SHARED
-    if any(d.stride == 0 or (d.stride < 0 and not backwards) or (d.squeezed and (d.size, d.stride) != (1, 1)) for d in view.dims):
+    if any(d.stride == 0 or (d.stride < 0 and not backwards) or (d.squeezed and (d.size, d.stride) != (1, 1))
+           for d in view.dims):
       self._fail("a squeezed dimension has size 1, and strides are positive")
 
   def _types(self, eqn: Eqn) -> None:

@@ -37,7 +37,7 @@ def shared_bytes(place: SharedPlace, layout: Layout, threads: int, itemsize: int
   """Byte offset, from the view's start, of each (thread, register) of a fragment in a shared view."""
   table = coordinates(layout, threads)
   if any(s < 0 for s in place.strides):
-    return sum(_along(place, table, layout, d) for d in range(len(place.strides))) * itemsize
+    return np.sum([_along(place, table, layout, d) for d in range(len(place.strides))], axis=0) * itemsize
   index = [table[..., d] * stride for d, stride in enumerate(place.strides)]
   extents = tuple(max(a, (b - 1) * s + 1) for a, b, s in zip(
     place.layout.shape, layout.shape, place.strides, strict=True))

@@ -33,7 +33,7 @@ def test_a_computed_step_that_is_not_positive_makes_no_iterations():
     s[...] = 7
     for k in tt.range(1, 6, step):
       s[...] = s[...] * 3 + k
-    for k in tt.range(3, 0, step):
+    for _ in tt.range(3, 0, step):
       s[...] = -99
     y[tt.program_id(0)] = s[...]
 

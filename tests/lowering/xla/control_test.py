@@ -46,7 +46,7 @@ def test_a_computed_step_that_is_not_positive_makes_no_iterations(step):
     s[...] = 7
     for k in tt.range(b[0], b[1], b[2]):
       s[...] = s[...] * 3 + k
-    for k in tt.range(5, 0, b[2]):
+    for _ in tt.range(5, 0, b[2]):
       s[...] = -99
     y[...] = s[...]
 

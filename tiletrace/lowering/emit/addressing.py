@@ -126,7 +126,8 @@ def shared_addresses(ctx: EmitContext, table: np.ndarray, base: Reg, offset: int
       swizzle's period, that holds for some columns at a time, or for some warps.
     base: the buffer's base register. `offset` is a literal on top of it, a multiple of the atom where x is not zero.
   """
-  return SharedAddresses(tuple(_addresses(ctx, table.astype(np.int64), base, offset)))
+  below = min(0, int(table.min()))               # of a view that goes backwards: no register holds less than the base
+  return SharedAddresses(tuple(_addresses(ctx, table.astype(np.int64) - below, base, offset + below)))
 
 
 def _addresses(ctx: EmitContext, table: np.ndarray, base: Reg, offset: int) -> list[tuple[Reg, int]]:
@@ -196,9 +197,10 @@ def _addresses_of(ctx: EmitContext, table: np.ndarray, base: Reg, offset: int) -
   parts = next((p for atom in _ATOMS if (p := _xor_and_sum(table, atom)) is not None), None)
   if parts is None:
     thread, delta = split_sum(table)
-    x = thread_sum(ctx, thread - thread[0])
+    least = int(thread.min())
+    x = thread_sum(ctx, thread - least)
     start = b.new(isa.ADD, base, x, type="s32") if isinstance(x, Reg) else base
-    return [(start, offset + int(thread[0]) + d) for d in delta.tolist()]
+    return [(start, offset + least + d) for d in delta.tolist()]
   low, high, columns = parts
   flip, step = low[0] ^ low[0, 0], high[0] - high[0, 0]
   varying = int(np.bitwise_or.reduce(low[:, 0] ^ low[0, 0])) | int(low[0, 0])

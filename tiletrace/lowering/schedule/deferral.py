@@ -156,8 +156,8 @@ class _Deferral:
     return Deferred(tuple(self.setup.eqns), Block((), tuple(work), ()), tuple(self._leave(self.parts.epilogue, False)))
 
   def _leave(self, part: tuple[Eqn, ...], in_loop: bool) -> list[Eqn]:
-    """Stores a part of the tile that waits, if there is one: in the loop not at its first tile, which the last one after
-    the loop makes up for."""
+    """Stores a part of the tile that waits, if there is one: in the loop not at its first tile, for which the last one
+    is stored after the loop."""
     b = Builder(part[0].loc)
     waiting = b.op(elementwise.gt_p, b.load(whole(self.pending)), 0)
     inner = b.inner()
