@@ -26,6 +26,7 @@ P = rng.uniform(0.05, 0.95, (4, 8)).astype(np.float32)
 H, G = X.astype(jnp.bfloat16), Y.astype(jnp.bfloat16)
 K = np.array([2], np.int32)
 BYTES = I.astype(np.int8)
+U = rng.integers(0, 2**32, (64, 32), dtype=np.uint32) | np.uint32(2**31 + 5)
 
 def apply_kernel(x, y, *, fn):
   y[...] = call_jax(fn, x[...]).astype(y.dtype)
@@ -84,7 +85,11 @@ BITS: Table = {
 }
 
 REDUCTIONS: Table = {
-  "reduce_xor": (lambda x: lax.reduce_xor(x, (1,)), B), "all of": (lambda x: lax.reduce_and(x, (0,)), B),
+  "bits": (lambda x: (lax.reduce_and(x, (1,)), lax.reduce_or(x, (0,)), lax.reduce_xor(x, (0, 1))), I),
+  "bits of bytes": (lambda x: (lax.reduce_and(x, (0,)), lax.reduce_or(x, (1,)), lax.reduce_xor(x, (1,))), BYTES),
+  "bits across warps": (lambda x: (lax.reduce_and(x, (0, 1)), lax.reduce_xor(x, (0,))), U),
+  "bitwise": (lambda x: jnp.bitwise_xor.reduce(x, axis=1), I), "reduce_xor": (lambda x: lax.reduce_xor(x, (1,)), B),
+  "all of": (lambda x: lax.reduce_and(x, (0,)), B),
   "std": (lambda x: jnp.std(x, 1, ddof=1) + jnp.var(x, 1), X), "nanmean": (lambda x: jnp.nanmean(x, 1), X),
   "average": (lambda x, w: jnp.average(x, 1, weights=abs(w)), X, V), "ptp": (lambda x: jnp.ptp(x, 1), X),
   "logsumexp": (lambda x: jax.nn.logsumexp(x, 1, keepdims=True), X), "trapezoid": (jnp.trapezoid, X),

@@ -134,7 +134,6 @@ def test_a_reshape_may_take_its_dimensions_in_another_order(fn):
 
 
 @pytest.mark.parametrize(("fn", "message", "hint"), [
-  (lambda x: jax.lax.reduce_or(x.astype(int), (0,)), "'reduce_or' combines the bits of i32[6,8]", "tt.max"),
   (lambda x: jnp.take_along_axis(x, x.astype(int), 1), "'gather' has no tile operation", "x, i, axis"),
   (lambda x: x.at[2].set(0.), "'scatter' has no tile operation", "index the reference"),
   (lambda x: jax.lax.dynamic_slice_in_dim(x, jnp.argmax(x), 2), "'dynamic_slice' takes 2 of 6 elements", "tt.ds"),

@@ -9,7 +9,7 @@ from tiletrace.core import dtypes
 from tiletrace.core.graph import Literal, Primitive
 from tiletrace.core.ops import cumulative, reduce as reductions, shape as shapes, transcendental
 from tiletrace.core.tile import Tile
-from tiletrace.jaxpr.rules import Refused, as_tile, cast, formula, full, op, rule
+from tiletrace.jaxpr.rules import as_tile, cast, formula, full, op, rule
 
 
 def _reduction(name: str, primitive: Primitive) -> None:
@@ -24,28 +24,25 @@ for _name, _primitive in {
   _reduction(_name, _primitive)
 
 
-def _of_bools(name: str, primitive: Primitive) -> None:
+def _of_bits(name: str, primitive: Primitive, of_bools: Primitive) -> None:
   @rule(name)
   def reduced(x: Any, *, axes: Sequence[int], **_: Any) -> Any:
-    _is_bool(x)
-    return op(primitive, x, axes=tuple(sorted(axes))) if axes else x
+    chosen = of_bools if x.type.dtype == dtypes.bool_ else primitive
+    return op(chosen, x, axes=tuple(sorted(axes))) if axes else x
 
 
-def _is_bool(x: Any) -> None:
-  if x.type.dtype != dtypes.bool_:
-    raise Refused(f"combines the bits of {x.type}, and has a tile operation for bool only",
-                  "jnp.any, jnp.all and a sum modulo 2 are of bool; tt.sum, tt.max and tt.min are of integers")
-
-
-_of_bools("reduce_or", reductions.reduce_max_p)
-_of_bools("reduce_and", reductions.reduce_min_p)
+_of_bits("reduce_or", reductions.reduce_or_p, reductions.reduce_max_p)
+_of_bits("reduce_and", reductions.reduce_and_p, reductions.reduce_min_p)
 
 
 @rule("reduce_xor")
 def _reduce_xor(x: Any, *, axes: Sequence[int], **_: Any) -> Any:
-  """Whether an odd number is true."""
-  _is_bool(x)
-  return op(reductions.reduce_sum_p, x.astype(dtypes.i32), axes=tuple(sorted(axes))) & 1 != 0 if axes else x
+  """Of bools: whether an odd number is true."""
+  if not axes:
+    return x
+  bits = x.astype(dtypes.i32) if x.dtype == dtypes.bool_ else x
+  out = op(reductions.reduce_xor_p, bits, axes=tuple(sorted(axes)))
+  return out != 0 if x.dtype == dtypes.bool_ else out
 
 
 @rule("argmax")

@@ -25,6 +25,8 @@ reduce_sum_p = Primitive("reduce_sum")
 reduce_max_p = Primitive("reduce_max")
 reduce_min_p = Primitive("reduce_min")
 reduce_prod_p = Primitive("reduce_prod")
+# Of the bits of integers.
+BITWISE = (reduce_and_p, reduce_or_p, reduce_xor_p) = tuple(map(Primitive, ("reduce_and", "reduce_or", "reduce_xor")))
 # What each warp has of a reduction: params op (the name of a reduction), axes, parts (warps that share a result). The
 # result is [parts, *kept dimensions]; the scheduler writes it before the exchange through shared memory.
 reduce_partial_p = Primitive("reduce_partial", level=0)
@@ -33,7 +35,7 @@ reduce_thread_p = Primitive("reduce_thread", level=0)
 # Whether any element that the warp's threads hold is true: one bool for each warp (PTX ISA, vote.sync).
 warp_any_p = Primitive("warp_any", level=0)
 
-REDUCTIONS = (reduce_sum_p, reduce_max_p, reduce_min_p, reduce_prod_p)
+REDUCTIONS = (reduce_sum_p, reduce_max_p, reduce_min_p, reduce_prod_p, *BITWISE)
 
 
 @type_rules.register(*REDUCTIONS)
@@ -42,6 +44,7 @@ def _reduce_type(eqn: Eqn) -> tuple[TileType, ...]:
   check(list(axes) == sorted(set(axes)) and all(0 <= a < len(x.shape) for a in axes),
         f"{eqn.primitive}: axes {axes} of {x}")
   check(x.dtype != dtypes.bool_ or eqn.primitive in (reduce_max_p, reduce_min_p), f"{eqn.primitive} of bool")
+  check(dtypes.is_integer(x.dtype) or eqn.primitive not in BITWISE, f"{eqn.primitive} of {x}: it takes integers")
   return (TileType(tuple(n for a, n in enumerate(x.shape) if a not in axes), x.dtype),)
 
 
@@ -69,6 +72,8 @@ def identity(primitive: Primitive, dtype: np.dtype) -> bool | int | float:
   if primitive in (reduce_sum_p, reduce_prod_p):
     one = int(primitive is reduce_prod_p)
     return float(one) if dtypes.is_float(dtype) else one
+  if primitive in BITWISE:
+    return 0 if primitive is not reduce_and_p else -1 if dtype.kind == "i" else int(np.iinfo(dtype).max)
   if dtypes.is_float(dtype):
     most = float(ml_dtypes.finfo(dtype).max) if dtype == dtypes.f8e4m3 else math.inf
     return -most if primitive is reduce_max_p else most

@@ -18,7 +18,8 @@ from tiletrace.lowering.ptx.registers import Reg
 from tiletrace.lowering.tables import coordinates
 
 COMBINE: dict[str, Primitive] = {"reduce_sum": ew.add_p, "reduce_prod": ew.mul_p, "reduce_max": ew.max_p,
-                                  "reduce_min": ew.min_p}
+                                  "reduce_min": ew.min_p, "reduce_and": ew.and_p, "reduce_or": ew.or_p,
+                                  "reduce_xor": ew.xor_p}
 _WHOLE_WARP = -1  # member mask
 
 
@@ -113,6 +114,8 @@ def _whole_warp(op: str, kind: str) -> Callable[[Builder, Operand], Operand] | N
     return lambda b, x: b.new(isa.VOTE, x, _WHOLE_WARP, mode="any" if op == "reduce_max" else "all")
   if kind in ("s32", "u32") and name is not None:
     return lambda b, x: b.new(isa.REDUX, x, _WHOLE_WARP, op=name, type=kind)
+  if op in ("reduce_and", "reduce_or", "reduce_xor"):
+    return lambda b, x: b.new(isa.REDUX, x, _WHOLE_WARP, op=op.removeprefix("reduce_"), type="b32")
   return None
 
 

@@ -22,7 +22,8 @@ from tiletrace.lowering.wgmma_plan import register_operand
 # Results may share registers with operands.
 RENAMES = frozenset({"broadcast_in_dim", "slice", "transpose", "reshape", "concatenate", "relayout", "own_columns",
                      "cast", "bitcast", "select", "abs", "pow",
-                     "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_partial", "reduce_thread",
+                     "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or",
+                     "reduce_xor", "reduce_partial", "reduce_thread",
                      "cumsum", "cumprod", "cummax", "cummin", "cumulative_partial", "cumulative_before",
                      "cumulative_join"})
 

@@ -14,7 +14,9 @@ from tiletrace.lowering.schedule.builder import Builder, whole
 from tiletrace.lowering.schedule.exchange import Exchange
 
 _COMBINE: dict[Primitive, Primitive] = {ops.reduce_sum_p: ew.add_p, ops.reduce_prod_p: ew.mul_p,
-                                        ops.reduce_max_p: ew.max_p, ops.reduce_min_p: ew.min_p}
+                                        ops.reduce_max_p: ew.max_p, ops.reduce_min_p: ew.min_p,
+                                        ops.reduce_and_p: ew.and_p, ops.reduce_or_p: ew.or_p,
+                                        ops.reduce_xor_p: ew.xor_p}
 _COMBINE_BOOLS: dict[Primitive, Primitive] = {ops.reduce_max_p: ew.or_p, ops.reduce_min_p: ew.and_p}
 _ACCUMULATING = (ops.reduce_sum_p, ops.reduce_prod_p)
 

@@ -9,7 +9,15 @@ from jax import lax
 
 from tiletrace.core.dtypes import f32, i8, i32, u8
 from tiletrace.core.graph import Eqn, Primitive
-from tiletrace.core.ops.reduce import reduce_max_p, reduce_min_p, reduce_prod_p, reduce_sum_p
+from tiletrace.core.ops.reduce import (
+  reduce_and_p,
+  reduce_max_p,
+  reduce_min_p,
+  reduce_or_p,
+  reduce_prod_p,
+  reduce_sum_p,
+  reduce_xor_p,
+)
 from tiletrace.lowering.xla.elementwise import convert, is_narrow
 from tiletrace.lowering.xla.machine import Machine, xla_rules
 
@@ -42,3 +50,6 @@ _register(reduce_sum_p, lax.reduce_sum)
 _register(reduce_prod_p, lax.reduce_prod)
 _register(reduce_max_p, _propagating_nan(lax.reduce_max))
 _register(reduce_min_p, _propagating_nan(lax.reduce_min))
+_register(reduce_and_p, lax.reduce_and)
+_register(reduce_or_p, lax.reduce_or)
+_register(reduce_xor_p, lax.reduce_xor)
