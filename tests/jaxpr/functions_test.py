@@ -53,7 +53,8 @@ SHAPES: Table = {
   "block": (lambda x: jnp.block([[x, -x], [x * 2, x]]), X), "diff": (lambda x: jnp.diff(x, n=2), X),
   "gradient": (lambda x: jnp.gradient(x, axis=1), X), "ediff1d": (jnp.ediff1d, V), "triu": (jnp.triu, M),
   "tril": (lambda m: jnp.tril(m, 1) + jnp.eye(8), M), "vander": (lambda v: jnp.vander(v[:4], 3), V),
-  "meshgrid": (jnp.meshgrid, V, W), "delete": (lambda x: jnp.delete(x, 1, axis=1), X),
+  "meshgrid": (jnp.meshgrid, V, W), "of a number": (lambda x: x + jnp.flip(3) + jnp.tile(2, ()) + jnp.sum(1), X),
+  "delete": (lambda x: jnp.delete(x, 1, axis=1), X),
 }
 
 PRODUCTS: Table = {

@@ -3,11 +3,14 @@ from __future__ import annotations
 
 import os
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import tiletrace as tt
 from tiletrace.core.errors import AssembleError
 from tiletrace.core.source import user_loc
-from tiletrace.lowering import assemble as assemble_module
+from tiletrace.lowering import assemble as assemble_module, pipeline
 from tiletrace.lowering.assemble import AssembleOptions, Cubin, assemble, find_ptxas, ptxas_version, sass
 from tiletrace.lowering.ptx import Module, Param, isa
 
@@ -87,9 +90,53 @@ def test_serialised_wgmma_is_an_error_at_the_line_unless_allowed():
   m = serialised_kernel()
   with pytest.raises(AssembleError, match="C75") as e:
     assemble(m.render(), m.target, locations=locations(m))
-  assert e.value.code == "TT402"
+  assert e.value.code == "TT402" and "tt.wgmma_wait(0)" in str(e.value)
   cubin = assemble(m.render(), m.target, AssembleOptions(allow_serialized_wgmma=True))
   assert any("C75" in w for w in cubin.warnings)
+
+
+def _either(k, n, gemm, p, q):
+  with tt.when(k % 2 == 0) as w:
+    gemm(p)
+  with w.otherwise():
+    gemm(q)
+
+
+def _exchanged(k, n, gemm, p, q):
+  p[...], q[...] = q[...], p[...]
+  gemm(p)
+
+
+def _switched(k, n, gemm, p, q):
+  gemm(p)
+  p[...] = tt.switch(n[k], [lambda: p[...], lambda: tt.maximum(p[...], 0), lambda: p[...] * 2])
+
+
+def _sometimes(k, n, gemm, p, q):
+  with tt.when(n[k] > 2):
+    with tt.when(n[0] > 1):
+      gemm(p)
+    p[...] = p[...] + 1
+  q[...] = q[...] + p[...]
+
+
+@pytest.mark.parametrize("body", [_either, _exchanged, _switched, _sometimes])
+def test_accumulators_that_branches_and_other_code_touch_are_waited_for(body):
+  """No wgmma is serialised: tt.gemm places its waits."""
+  def kernel(a, b, n, y):
+    a_s, b_s = tt.alloc_shared((128, 64), a.dtype), tt.alloc_shared((64, 64), b.dtype)
+    p, q = tt.alloc_fragment((128, 64), jnp.float32), tt.alloc_fragment((128, 64), jnp.float32)
+    p[...], q[...] = 0, 0
+    for k in tt.pipelined(8, num_stages=3):
+      tt.copy(a.at[:, tt.block(k, 64)], a_s)
+      tt.copy(b.at[tt.block(k, 64), :], b_s)
+      body(k, n, lambda acc: tt.gemm(a_s, b_s, acc), p, q)
+    y[...] = (p[...] - q[...]).astype(y.dtype)
+
+  struct = jax.ShapeDtypeStruct
+  lowered = tt.tile_call(kernel, struct((128, 64), jnp.bfloat16), grid=1).lower(
+      struct((128, 512), jnp.bfloat16), struct((512, 64), jnp.bfloat16), struct((8,), jnp.int32))
+  assert not pipeline.assemble(lowered.lowering).warnings
 
 
 def test_an_ignored_setmaxnreg_is_an_error():

@@ -59,6 +59,7 @@ def _along(x: Tile, axis: int, start: int, limit: int, step: int = 1) -> Tile:
 
 @rule("rev")
 def _rev(x: Any, *, dimensions: Sequence[int]) -> Any:
+  x = as_tile(x)
   gone = [d for d in dimensions if x.shape[d] > 1]
   return _cut(x, [n - 1 if d in gone else 0 for d, n in enumerate(x.shape)],
               [-1 if d in gone else n for d, n in enumerate(x.shape)],
@@ -100,6 +101,7 @@ def _split(x: Any, *, sizes: Sequence[int], axis: int) -> list[Any]:
 
 @rule("tile")
 def _tile(x: Any, *, reps: Sequence[int]) -> Any:
+  x = as_tile(x)
   for axis, n in enumerate(map(int, reps)):
     x = _joined([x] * n, axis) if n else _along(x, axis, 0, 0)
   return x
@@ -140,6 +142,7 @@ def _starts(x: Tile, sizes: Sequence[int], starts: Sequence[Any]) -> list[Any]:
 
 @rule("dynamic_slice")
 def _dynamic_slice(x: Any, *starts: Any, slice_sizes: Sequence[int]) -> Any:
+  x = as_tile(x)
   for axis, (at, size) in enumerate(zip(_starts(x, slice_sizes, starts), slice_sizes)):
     x = _with_axis(take(x, at, axis), axis) if isinstance(at, Tile) else _along(x, axis, at, at + size)
   return x
@@ -148,6 +151,7 @@ def _dynamic_slice(x: Any, *starts: Any, slice_sizes: Sequence[int]) -> Any:
 @rule("dynamic_update_slice")
 def _dynamic_update_slice(x: Any, update: Any, *starts: Any) -> Any:
   """The update is brought to its place, and chosen there."""
+  x, update = as_tile(x), as_tile(update)
   sizes, inside = update.shape, None
   for axis, (at, size) in enumerate(zip(_starts(x, sizes, starts), sizes)):
     n = x.shape[axis]
