@@ -62,6 +62,7 @@ PRODUCTS: Table = {
   "vecmat": (jnp.matmul, V, M), "rows": (lambda x, y: jnp.einsum("ij,ij->i", x, y), X, Y),
   "scaled": (lambda x, v: jnp.einsum("ij,j->ij", x, v), X, V), "kron": (jnp.kron, V, W),
   "outer of batches": (lambda x, y: jnp.einsum("bi,bj->bij", x[:, :2], y), X, Y), "of bf16": (jnp.matmul, H, G[0]),
+  "of bools": (jnp.dot, B, C[0]),
   "of integers": (jnp.dot, I, J[0]), "of bytes": (lambda x, y: lax.dot(x, y, preferred_element_type=jnp.int32),
                                                   BYTES, BYTES[0]),
   "cross": (lambda x: jnp.cross(x[:, :3], x[:, 3:6]), X), "one column": (jnp.matmul, X, M[:, :1]),

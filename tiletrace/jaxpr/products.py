@@ -27,7 +27,8 @@ def _dot_general(x: Any, y: Any, *, dimension_numbers: Any, preferred_element_ty
   right = _arranged(b.astype(wide), (*batch_y, *free_b, *sum_y), (*batch, *ones_a, *_shape(b, free_b), *summed))
   product = left * right
   axes = tuple(range(product.ndim - len(summed), product.ndim))
-  return (op(reductions.reduce_sum_p, product, axes=axes) if axes else product).astype(out)
+  total = reductions.reduce_max_p if wide == dtypes.bool_ else reductions.reduce_sum_p    # bools: whether any is true
+  return (op(total, product, axes=axes) if axes else product).astype(out)
 
 
 def _free(x: Tile, *taken: Sequence[int]) -> list[int]:
