@@ -20,6 +20,7 @@ import pytest
 
 from tests.gpu import agreement
 
+
 def _no_gpu() -> str | int:
   """Why GPU tests cannot run, or the GPU's major compute capability. Asks the driver directly: initialising jax for
   that takes seconds."""
