@@ -9,14 +9,15 @@ import numpy as np
 
 import tiletrace as tt
 from tests.tolerances import assert_close
+from tiletrace.lowering import pipeline
 
 # name -> (function, its operands)
 Table = Mapping[str, tuple[Any, ...]]
 
 
 def check(table: Table, backend: str, close: Callable[[str, np.ndarray, np.ndarray], None] | None = None) -> None:
-  """Every result of every function, as `tt.call_jax` gives it on a backend and as jax gives it. `close` compares one
-  result; by default as a reduction."""
+  """Every result of every function, as `tt.call_jax` gives it on a backend and as jax gives it; what the simulator
+  runs is assembled, too. `close` compares one result; by default as a reduction."""
   arrays = list({id(x): x for _, *xs in table.values() for x in xs}.values())
   place = {id(x): i for i, x in enumerate(arrays)}
   rows = [(name, fn, [place[id(x)] for x in xs]) for name, (fn, *xs) in table.items()]
@@ -31,7 +32,13 @@ def check(table: Table, backend: str, close: Callable[[str, np.ndarray, np.ndarr
         next(outputs)[...] = out
 
   types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in flat]
-  for name, got, want in zip(names, tt.tile_call(kernel, types, grid=1, backend=backend)(*arrays), flat, strict=True):
+  if backend == "sim":
+    lowered = tt.tile_call(kernel, types, grid=1).lower(*arrays)
+    assert not pipeline.assemble(lowered.lowering).spill_stores
+    results = lowered.simulate(*arrays)
+  else:
+    results = tt.tile_call(kernel, types, grid=1, backend=backend)(*arrays)
+  for name, got, want in zip(names, results, flat, strict=True):
     (close or _as_a_reduction)(name, np.asarray(got), want)
 
 
