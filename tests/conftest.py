@@ -87,17 +87,20 @@ def _agreement(request: pytest.FixtureRequest) -> Iterator[None]:
     request.node.user_properties.append((agreement.PROPERTY, records))
 
 
-_MOST_MEMORY = 1 << 30
+_GROWTH = 1 << 29
+_most_memory = 1 << 30
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
   """XLA keeps every program that it compiled: between modules, a process that has grown drops them."""
+  global _most_memory
   jax = sys.modules.get("jax")
-  if jax is not None and (nextitem is None or nextitem.path != item.path) and _resident() > _MOST_MEMORY:
+  if jax is not None and (nextitem is None or nextitem.path != item.path) and _resident() > _most_memory:
     jax.clear_caches()
     gc.collect()
     if sys.platform == "linux":
       ctypes.CDLL("libc.so.6").malloc_trim(0)
+    _most_memory = max(_most_memory, _resident() + _GROWTH)     # what cannot be dropped is not dropped again
 
 
 def _resident() -> int:

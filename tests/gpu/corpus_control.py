@@ -240,7 +240,8 @@ def trip_counts_by_data(rng, options):
   rows = 150 if key == "persistent" else 12                                # more tiles than a GPU has SMs
   a, b = (normal(rng, *s, dtype=BF16) for s in ((64 * rows, 512), (512, 128)))
   limits = np.sort(rng.integers(0, 9, (2, rows), dtype=np.int32), axis=0)[:, rng.permutation(rows)]
-  want = np.concatenate([f64(a)[64 * i:64 * i + 64, 64 * lo:64 * hi] @ f64(b)[64 * lo:64 * hi]
+  wide, b64 = f64(a), f64(b)
+  want = np.concatenate([wide[64 * i:64 * i + 64, 64 * lo:64 * hi] @ b64[64 * lo:64 * hi]
                          for i, (lo, hi) in enumerate(limits.T)])
   call = tt.tile_call(blocks_by_data_kernel, out(((64 * rows, 128), np.float32)), grid=rows, **{key: value})
   return Case(call, (a, b, limits), (want,), "gemm")

@@ -5,44 +5,42 @@ import jax
 import numpy as np
 import pytest
 
-from tests.gpu.corpus import Case, build
+from tests.gpu.corpus import build
+from tests.gpu.corpus_kernels import FULL
 from tests.gpu.whole_corpus import CASES
 from tests.tolerances import assert_close
 from tiletrace.sim.compare import Comparison
 from tiletrace.sim.launch import run
 
 
-def check(name: str, case: Case, seed: int) -> None:
-  lowered = case.call.lower(*case.inputs)
-  result = run(lowered.lowering, [np.asarray(x) for x in jax.tree.leaves(case.inputs)], seed=seed)
+# Rows that fill a GPU are hundreds or thousands of programs alike: those of one width are simulated.
+NAMES = [n for n in CASES if not n.endswith(tuple(f"-{rows}x{width}" for rows, width in FULL if width != 8192))]
+# They wait for something: warps in other orders give the same.
+WAITING = tuple(n for n in NAMES if n.startswith((
+  "matmul_forms-", "matmul_warpgroups", "matmul_policies", "tails_by_stages", "tails_by_warpgroups", "columns-33")))
+COMPARED = set(NAMES[::12])
 
-  assert not result.faults, "\n".join(map(str, result.faults))
-  for n, (got, want, kind) in enumerate(zip(result.outputs, case.want, case.kinds(), strict=True)):
-    assert_close(got, want, kind, f"{name}, output {n}")
 
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_corpus_is_right_and_has_no_faults(name: str):
-  check(name, build(name), seed=0)
-
-
-@pytest.mark.parametrize("name", list(CASES)[::12])
-def test_the_corpus_agrees_with_itself_as_jax_ops(name: str):
-  """As `tiletrace.check` compares them: nothing is found in right kernels, nor left unjudged."""
+  """Every twelfth also against itself as jax ops, as `tiletrace.check` compares: nothing is found in right kernels, nor
+  left unjudged."""
   case = build(name)
   lowered = case.call.lower(*case.inputs)
   inputs = [np.asarray(x) for x in jax.tree.leaves(case.inputs)]
-  comparison = Comparison(lowered.lowering, lowered.program.graph)
-  assert comparison.why_not() is None
-  faults, notes = comparison.compare(inputs, [run(lowered.lowering, inputs).outputs])
+  runs = [run(lowered.lowering, inputs, seed=seed) for seed in (0, *_seeds(name))]
+  for result in runs:
+    assert not result.faults, "\n".join(map(str, result.faults))
+    for n, (got, want, kind) in enumerate(zip(result.outputs, case.want, case.kinds(), strict=True)):
+      assert_close(got, want, kind, f"{name}, output {n}")
+  if name in COMPARED:
+    comparison = Comparison(lowered.lowering, lowered.program.graph)
+    assert comparison.why_not() is None
+    faults, notes = comparison.compare(inputs, [runs[0].outputs])
+    assert not faults, str(faults[0])
+    assert not [note for note in notes if "not judged" in note]
 
-  assert not faults, str(faults[0])
-  assert not [note for note in notes if "not judged" in note]
 
-
-# Every family that waits for something, under schedules that reorder warps.
-@pytest.mark.parametrize("seed", (1, 2, 3))
-@pytest.mark.parametrize("name", [n for n in CASES if n.startswith((
-  "matmul_forms-", "matmul_warpgroups", "matmul_policies", "tails_by_stages", "tails_by_warpgroups", "columns-33"))])
-def test_other_schedules_give_the_same(name: str, seed: int):
-  check(name, build(name), seed)
+def _seeds(name: str) -> tuple[int, ...]:
+  """Of one more order; neighbours, which differ in one parameter, have different ones."""
+  return (1 + WAITING.index(name) % 3,) if name in WAITING else ()
