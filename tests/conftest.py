@@ -49,6 +49,7 @@ def _set_environment() -> None:
 
 
 _set_environment()
+gc.set_threshold(50_000, 20, 20)     # JAX's caches are 10^6 objects that live long: a look at all takes a second
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import tiletrace as tt
+from tests.lowering.xla.kernels import run_compiled as run
 from tests.tracing import Out, f32, i32, trace
 from tiletrace.core.errors import ResourceError, TileAttributeError, TileIndexError, TileTypeError
 from tiletrace.core.types import Dyn, View, ViewDim, whole_view
-from tiletrace.lowering.xla.run import run
 
 rng = np.random.default_rng(8)
 X = rng.standard_normal((6, 10)).astype(np.float32)

@@ -51,7 +51,7 @@ def matmul_forms_f16_f32(rng, form):
 
 @case(form=("nn", "tt"))
 def matmul_persistent(rng, form):
-  return matmul(rng, 1000, 776, 336, form=form, bn=128, persistent=True, raster=4)
+  return matmul(rng, 600, 776, 336, form=form, bn=128, persistent=True, raster=4)
 
 
 @case(shape=((13, 8, 24), (700, 904, 136), (128, 256, 0)))           # the second: more tiles than a GPU has SMs

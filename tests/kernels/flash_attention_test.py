@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import tiletrace as tt
+from tests.kernels.arrays import compiled, normal
 from tiletrace.kernels import attention_reference, flash_attention, flash_attention_packed
 from tiletrace.kernels.flash_attention import (
   AttentionRule,
@@ -30,7 +31,11 @@ def soft_cap(x):
 def random(shape, keys=None, kv_heads=None, dtype=BF16):
   b, t, n, h = shape
   kv = (b, keys or t, kv_heads or n, h)
-  return tuple(jax.random.normal(jax.random.key(i), s, dtype) for i, s in enumerate((shape, kv, kv)))
+  return tuple(normal(i, *s, dtype=dtype) for i, s in enumerate((shape, kv, kv)))
+
+
+def reference(*operands, **options):
+  return compiled(attention_reference, *operands, **options)
 
 
 def close(got, want, dtype=BF16):
@@ -67,7 +72,7 @@ def test_flash_attention_is_softmax_of_q_k_times_v(case, backend, monkeypatch):
   shape, keys, heads, options = CASES[case]
   monkeypatch.setenv("TT_BACKEND", backend)
   q, k, v = random(shape, keys, heads)
-  close(jax.jit(functools.partial(flash_attention, **options))(q, k, v), attention_reference(q, k, v, **options))
+  close(jax.jit(functools.partial(flash_attention, **options))(q, k, v), reference(q, k, v, **options))
 
 
 @pytest.mark.parametrize("backend", ["xla", "sim"])
@@ -75,11 +80,11 @@ def test_keys_past_an_examples_length_are_not_used_whatever_they_are(backend, mo
   monkeypatch.setenv("TT_BACKEND", backend)
   q, k, v = random((3, 70, 2, 64), 200, 1)
   lengths = jnp.asarray([200, 0, 133], jnp.int32)
-  past = (jnp.arange(200) >= lengths[:, None])[..., None, None]
-  k, v = (jnp.where(past, jnp.nan, x) for x in (k, v))
+  past = (np.arange(200) >= np.asarray(lengths)[:, None])[..., None, None]
+  k, v = (jnp.asarray(np.where(past, np.asarray(np.nan, BF16), x)) for x in (k, v))
   options = {"key_value_seq_lengths": lengths, "return_residual": True}
-  out, residual = flash_attention(q, k, v, **options)
-  close((out, residual), attention_reference(q, jnp.where(past, 0, k), v, **options))
+  out, residual = compiled(flash_attention, q, k, v, **options)
+  close((out, residual), reference(q, jnp.asarray(np.where(past, np.asarray(0, BF16), k)), v, **options))
   assert (out[1] == 0).all() and (residual[1] == -jnp.inf).all()
 
 
@@ -94,7 +99,7 @@ def test_packed_sequences_do_not_see_each_other(backend, monkeypatch):
   for i in range(4):
     (a, b), (c, d) = (x[i:i + 2].tolist() for x in (q_starts, k_starts))
     if a < b:
-      want = attention_reference(q[:, a:b], k[:, c:d], v[:, c:d], is_causal=True, return_residual=True)
+      want = reference(q[:, a:b], k[:, c:d], v[:, c:d], is_causal=True, return_residual=True)
       close((out[None, a:b], residual[None, a:b]), want)
 
 
@@ -111,7 +116,7 @@ def test_packed_sequences_of_persistent_programs(persistent):
   for sms in (1, 3):
     out, residual = lowered.simulate(q[0], k[0], v[0], starts, starts, num_sms=sms)
     for a, b in itertools.pairwise(starts):
-      want = attention_reference(*(x[:, a:b] for x in (q, k, v)), is_causal=True, return_residual=True)
+      want = reference(*(x[:, a:b] for x in (q, k, v)), is_causal=True, return_residual=True)
       close((out[None, a:b], residual[None, a:b]), want)
 
 
@@ -125,7 +130,7 @@ def test_examples_of_different_lengths_are_taken_when_a_cta_is_free():
   assert "takes its next program when it is free" in str(lowered.report())
   assert lowered.compile().memory_analysis()["spill_stores"] == 0
   out = lowered.simulate(q, k, v, lengths, num_sms=2)[0]
-  close(out, attention_reference(q, k, v, key_value_seq_lengths=jnp.asarray(lengths)))
+  close(out, reference(q, k, v, key_value_seq_lengths=jnp.asarray(lengths)))
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, BF16])
@@ -137,7 +142,8 @@ def test_derivatives_are_those_of_the_reference(dtype):
     out, residual = f(*xs, **options)
     return jnp.sum(jnp.sin(out.astype(jnp.float32))) + jnp.sum(residual**2)
 
-  got, want = (jax.grad(functools.partial(loss, f), (0, 1, 2))(q, k, v) for f in (flash_attention, attention_reference))
+  got, want = (jax.jit(jax.grad(functools.partial(loss, f), (0, 1, 2)))(q, k, v)
+               for f in (flash_attention, attention_reference))
   for g, w in zip(got, want, strict=True):
     np.testing.assert_allclose(g.astype(jnp.float32), w.astype(jnp.float32), rtol=0.05, atol=0.05)
 
@@ -145,8 +151,8 @@ def test_derivatives_are_those_of_the_reference(dtype):
 def test_the_reference_is_jax_nns():
   q, k, v = random((2, 60, 4, 64), 60, 2)
   for options in ({"is_causal": True}, {"local_window_size": (9, 4)}, {"key_value_seq_lengths": jnp.asarray([60, 31])}):
-    want = jax.nn.dot_product_attention(q, k, v, **options)
-    close(attention_reference(q, k, v, **options), want)
+    want = compiled(jax.nn.dot_product_attention, q, k, v, **options)
+    close(reference(q, k, v, **options), want)
 
 
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])

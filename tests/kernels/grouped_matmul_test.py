@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import tiletrace as tt
+from tests.kernels.arrays import normal
 from tests.lowering.kernels import notes, struct, variants
 from tests.tolerances import assert_close
 from tiletrace.kernels import grouped_matmul, grouped_matmul_reference
@@ -25,7 +26,7 @@ SIZES = {
 
 def operands(m: int, sizes: tuple[int, ...], k: int, n: int, *, transpose_w: bool = False, dtype=BF16) -> tuple:
   shape = (len(sizes), n, k) if transpose_w else (len(sizes), k, n)
-  x, w = (np.asarray(jax.random.normal(jax.random.key(i), s, dtype)) for i, s in enumerate(((m, k), shape)))
+  x, w = (np.asarray(normal(i, *s, dtype=dtype)) for i, s in enumerate(((m, k), shape)))
   return x, w, np.asarray(sizes, np.int32)
 
 

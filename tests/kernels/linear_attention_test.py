@@ -20,8 +20,8 @@ def operands(shape, dtype=BF16, seed=0):
   """(query, key, value, decay, initial state)"""
   b, s, h, dk, dv = shape
   rng = np.random.default_rng(seed)
-  q, k, v = (jnp.asarray(rng.standard_normal((b, s, h, d), np.float32)).astype(dtype) for d in (dk, dk, dv))
-  return q, k, v, jnp.asarray(rng.uniform(0.5, 1, h), F32), jnp.asarray(rng.standard_normal((b, h, dk, dv)), F32)
+  q, k, v = (jnp.asarray(rng.standard_normal((b, s, h, d), np.float32).astype(dtype)) for d in (dk, dk, dv))
+  return q, k, v, jnp.asarray(rng.uniform(0.5, 1, h).astype(F32)), jnp.asarray(rng.standard_normal((b, h, dk, dv), F32))
 
 
 def recurrence(q, k, v, decay, initial, scale):
@@ -48,7 +48,7 @@ def test_every_token_sees_those_before_it_with_their_decay(dtype, shape, decays,
                                                   return_state=True))(q, k, v, decay, initial)
     assert out.dtype == dtype
     assert_close(out, want[0], KIND[dtype])
-    assert_close(state.astype(dtype), want[1], KIND[dtype])
+    assert_close(np.asarray(state).astype(dtype), want[1], KIND[dtype])
 
 
 @pytest.mark.parametrize(("shape", "decays", "starts"), [

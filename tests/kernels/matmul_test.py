@@ -1,6 +1,7 @@
 """matmul against float64: epilogues, transposes, leading dimensions, tails, derivatives; what its tiles cost."""
 from __future__ import annotations
 
+import functools
 import itertools
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import tiletrace as tt
+from tests.kernels.arrays import normal
 from tests.lowering.kernels import struct, variants
 from tests.tolerances import assert_close
 from tiletrace.kernels import matmul, matmul_reference
@@ -18,8 +20,7 @@ BF16 = jnp.bfloat16
 FORMS = ("nn", "nt", "tn", "tt")
 
 
-def random(seed, *shape, dtype=BF16):
-  return jax.random.normal(jax.random.key(seed), shape, dtype)
+random = functools.partial(normal, dtype=BF16)
 
 
 def f64(x):

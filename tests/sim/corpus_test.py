@@ -12,7 +12,6 @@ from tests.tolerances import assert_close
 from tiletrace.sim.compare import Comparison
 from tiletrace.sim.launch import run
 
-
 # Rows that fill a GPU are hundreds or thousands of programs alike: those of one width are simulated.
 NAMES = [n for n in CASES if not n.endswith(tuple(f"-{rows}x{width}" for rows, width in FULL if width != 8192))]
 # They wait for something: warps in other orders give the same.

@@ -15,6 +15,7 @@ which are neighbours in memory, are its elements of the operand: PTX ISA, "Matri
 """
 from __future__ import annotations
 
+import functools
 from typing import Any, Literal, get_args
 
 import jax
@@ -77,6 +78,12 @@ def pack_weights(w: Any, *, format: Format = "int4") -> jax.Array:
   if w.ndim != 2 or floats != (format == "fp4"):
     raise TileTypeError(f"pack_weights: w is {w.dtype}{list(w.shape)}, format is {format!r}", loc=caller_loc(),
                         hint="a matrix [k, n] of integers, or of floats for fp4; quantize_weights makes one and scales")
+  return _packed(w, format)
+
+
+@functools.partial(jax.jit, static_argnames="format")
+def _packed(w: jax.Array, format: Format) -> jax.Array:
+  """Compiled: one by one its operations would be many small programs, and copies of all weights."""
   if format == "fp4":
     codes = jax.lax.bitcast_convert_type(w.astype(jnp.float4_e2m1fn), jnp.uint4).astype(jnp.uint32)
   else:
@@ -92,6 +99,7 @@ def pack_weights(w: Any, *, format: Format = "int4") -> jax.Array:
   return words.transpose(0, 4, 3, 1, 2).reshape(packed_shape(k, n, format))
 
 
+@functools.partial(jax.jit, static_argnames=("k", "n", "format"))
 def unpack_weights(packed: jax.Array, k: int, n: int, *, format: Format = "int4") -> jax.Array:
   """The numbers of `pack_weights` as float32 [k, n]."""
   bits, blocks = BITS[format], packed.shape[0]

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import tiletrace as tt
+from tests.lowering.xla.kernels import run_compiled as run
 from tests.tracing import Out, i32, trace
 from tiletrace.core.errors import TileIndexError, TileTypeError
-from tiletrace.lowering.xla.run import run
 
 
 def test_program_ids_are_abstract_and_counts_are_static():

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 import tiletrace as tt
+from tests.lowering.xla.kernels import run_compiled as run
 from tests.tracing import Out, bf16, f32, i32, trace
 from tiletrace.core.effects import read, write
 from tiletrace.core.graph import Literal
 from tiletrace.core.rules import effects
-from tiletrace.lowering.xla.run import run
 
 rng = np.random.default_rng(9)
 X = rng.standard_normal((8, 16)).astype(np.float32)

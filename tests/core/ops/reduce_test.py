@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 import tiletrace as tt
+from tests.lowering.xla.kernels import run_compiled as run
 from tests.tracing import Out, array, trace, trace_values
 from tiletrace.core import dtypes
 from tiletrace.core.errors import TileIndexError, TileTypeError
 from tiletrace.core.ops.reduce import BITWISE, REDUCTIONS, identity
-from tiletrace.lowering.xla.run import run
 
 rng = np.random.default_rng(6)
 

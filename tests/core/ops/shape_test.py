@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import tiletrace as tt
+from tests.lowering.xla.kernels import run_compiled as run
 from tests.tracing import Out, f32, i32, trace, trace_values
 from tiletrace.core import dtypes
 from tiletrace.core.errors import TileIndexError, TileTypeError
-from tiletrace.lowering.xla.run import run
 
 rng = np.random.default_rng(5)
 

@@ -40,9 +40,14 @@ def traced(kernel: Callable[..., Any], inputs: Sequence[Any], outputs: Sequence[
                    options, loc)
 
 
+def run_compiled(graph: TileGraph, *arrays: Any) -> list[jax.Array]:
+  """`run` under jit: one compilation instead of one for each of its operations outside the loop over programs."""
+  return jax.jit(functools.partial(run, graph))(*arrays)
+
+
 def call(kernel: Callable[..., Any], *inputs: Any, out: Any, grid: tuple[int, ...],
          aliases: dict[int, int] | None = None, **static: Any) -> list[np.ndarray]:
   """Traces and runs under jit. `out`: one (shape, dtype) or a list of them."""
   outs = [jax.ShapeDtypeStruct(*o) for o in (out if isinstance(out, list) else [out])]
   graph = traced(kernel, inputs, outs, grid, aliases, **static)
-  return [np.asarray(x) for x in jax.jit(lambda *xs: run(graph, *xs))(*inputs)]
+  return [np.asarray(x) for x in run_compiled(graph, *inputs)]
