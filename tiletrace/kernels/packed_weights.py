@@ -34,6 +34,7 @@ BLOCK = 64                # rows of w
 LINE = 256                # words: a row of the packed array
 COLUMNS = 32              # whose words, or whose words' half, are a line
 _LARGEST: dict[Format, float] = {"int4": 7, "int8": 127, "fp4": 6}
+_E2M1 = np.asarray([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)       # of codes 0 to 7; 8 more is the sign
 
 
 def words_of(n: int, form: Format) -> int:
@@ -85,7 +86,8 @@ def pack_weights(w: Any, *, format: Format = "int4") -> jax.Array:
 def _packed(w: jax.Array, format: Format) -> jax.Array:
   """Compiled: one by one its operations would be many small programs, and copies of all weights."""
   if format == "fp4":
-    codes = jax.lax.bitcast_convert_type(w.astype(jnp.float4_e2m1fn), jnp.uint4).astype(jnp.uint32)
+    near = w.astype(jnp.float4_e2m1fn).astype(jnp.float32)
+    codes = jnp.searchsorted(jnp.asarray(_E2M1), jnp.abs(near)).astype(jnp.uint32) + 8 * jnp.signbit(near).astype(jnp.uint32)
   else:
     codes = w.astype(jnp.int32).astype(jnp.uint32) & (2**BITS[format] - 1)
   (k, n), bits = w.shape, BITS[format]
@@ -108,7 +110,7 @@ def unpack_weights(packed: jax.Array, k: int, n: int, *, format: Format = "int4"
   codes = words[:, None, :, :, :, None] >> jnp.asarray(place, jnp.uint32)[:, None, None, None, :, None]
   codes = (codes & (2**bits - 1)).reshape(blocks * BLOCK, -1)[:k, :n]
   if format == "fp4":
-    return jax.lax.bitcast_convert_type(codes.astype(jnp.uint4), jnp.float4_e2m1fn).astype(jnp.float32)
+    return jnp.asarray([*_E2M1, *(-_E2M1)])[codes]
   return ((codes ^ 2**(bits - 1)).astype(jnp.int32) - 2**(bits - 1)).astype(jnp.float32)
 
 
