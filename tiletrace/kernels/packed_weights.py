@@ -87,7 +87,8 @@ def _packed(w: jax.Array, format: Format) -> jax.Array:
   """Compiled: one by one its operations would be many small programs, and copies of all weights."""
   if format == "fp4":
     near = w.astype(jnp.float4_e2m1fn).astype(jnp.float32)
-    codes = jnp.searchsorted(jnp.asarray(_E2M1), jnp.abs(near)).astype(jnp.uint32) + 8 * jnp.signbit(near).astype(jnp.uint32)
+    codes = jnp.searchsorted(jnp.asarray(_E2M1), jnp.abs(near)) + 8 * jnp.signbit(near)
+    codes = codes.astype(jnp.uint32)
   else:
     codes = w.astype(jnp.int32).astype(jnp.uint32) & (2**BITS[format] - 1)
   (k, n), bits = w.shape, BITS[format]
