@@ -1,4 +1,4 @@
-"""The corpus (tests/gpu), right as jax ops and on a GPU, in the simulator: right there too, and no faults."""
+"""The corpus (tests/gpu), right as jax ops and on a GPU, assembled and in the simulator: right there too, no faults."""
 from __future__ import annotations
 
 import jax
@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from tests.gpu.corpus import build
-from tests.gpu.corpus_kernels import FULL
 from tests.gpu.whole_corpus import CASES
+from tests.lowering.emit.corpus_test import LONG, check_cubin
 from tests.tolerances import assert_close
 from tiletrace.sim.compare import Comparison
 from tiletrace.sim.launch import run
 
-# Rows that fill a GPU are hundreds or thousands of programs alike: those of one width are simulated.
-NAMES = [n for n in CASES if not n.endswith(tuple(f"-{rows}x{width}" for rows, width in FULL if width != 8192))]
+NAMES = [n for n in CASES if n not in LONG]
 # They wait for something: warps in other orders give the same.
 WAITING = tuple(n for n in NAMES if n.startswith((
   "matmul_forms-", "matmul_warpgroups", "matmul_policies", "tails_by_stages", "tails_by_warpgroups", "columns-33")))
@@ -21,11 +20,12 @@ COMPARED = set(NAMES[::12])
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_corpus_is_right_and_has_no_faults(name: str):
+def test_the_corpus_assembles_is_right_and_has_no_faults(name: str):
   """Every twelfth also against itself as jax ops, as `tiletrace.check` compares: nothing is found in right kernels, nor
   left unjudged."""
   case = build(name)
   lowered = case.call.lower(*case.inputs)
+  check_cubin(lowered)
   inputs = [np.asarray(x) for x in jax.tree.leaves(case.inputs)]
   runs = [run(lowered.lowering, inputs, seed=seed) for seed in (0, *_seeds(name))]
   for result in runs:
