@@ -4,17 +4,16 @@ from __future__ import annotations
 import functools
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import tiletrace as tt
+from tests.lowering.xla.kernels import run_compiled
 from tests.tracing import Out, array, trace
 from tiletrace.core.dtypes import canonical
 from tiletrace.core.simplify import simplify
 from tiletrace.core.verify import verify
-from tiletrace.lowering.xla.run import run
 
 rng = np.random.default_rng(11)
 
@@ -31,7 +30,7 @@ def compute(kernel, grid, inputs, outputs, **static):
   outs = {k: Out(array(canonical(d), *s)) for k, (d, s) in outputs.items()}
   graph = verify(trace(partial, grid=grid, warpgroups=2, **arrays, **outs))
   small = verify(simplify(graph))
-  return [np.asarray(y).astype(np.float64) for y in jax.jit(lambda *xs: run(small, *xs))(*inputs.values())]
+  return [np.asarray(y).astype(np.float64) for y in run_compiled(small, *inputs.values())]
 
 
 def close(got, want, tolerance=2e-2):

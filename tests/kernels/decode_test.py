@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tiletrace as tt
+from tests.kernels import arrays
 from tiletrace.kernels import flash_decode, flash_decode_reference, mla_decode, mla_decode_reference
 from tiletrace.kernels.flash_decode import choose_decode_tiling, flash_decode_kernel
 from tiletrace.kernels.kv_cache import Sight
@@ -25,8 +26,8 @@ def normal(shape, seed, dtype=BF16):
 
 
 def both(fn, reference, *operands, **options):
-  """Results of a function and of its reference; compiled, since jnp's operations one by one take seconds."""
-  return (jax.jit(functools.partial(f, **options))(*operands) for f in (fn, reference))
+  """Results of a function and of its reference."""
+  return (arrays.compiled(f, *operands, **options) for f in (fn, reference))
 
 
 def table_of(lengths, page_size, pages, *, spare=1):

@@ -8,8 +8,8 @@ import numpy as np
 
 from tiletrace.core.graph import Literal
 from tiletrace.core.ops import control, shape as shapes
-from tiletrace.core.tile import Tile
-from tiletrace.jaxpr.rules import Operand, Refused, as_tile, cast, op, static_integer
+from tiletrace.jaxpr.rules import Operand, Refused, as_tile, cast, static_integer
+from tiletrace.jaxpr.shape import stacked
 
 _UNROLLED = 64      # iterations of a scan
 
@@ -27,20 +27,13 @@ def _scan(record: _Record, operands: list[Operand], eqn: Any) -> list[Operand]:
   for k in reversed(range(length)) if p["reverse"] else range(length):
     out = record(p["jaxpr"], [*operands[:consts], *state, *(_row(x, k) for x in operands[carried:])])
     state, rows[k] = out[:len(state)], out[len(state):]
-  stacked = [_stacked([rows[k][j] for k in range(length)]) for j in range(len(eqn.outvars) - len(state))]
-  return [*state, *stacked]
+  return [*state, *(stacked([rows[k][j] for k in range(length)], 0) for j in range(len(eqn.outvars) - len(state)))]
 
 
 def _row(x: Any, k: int) -> Operand:
   if isinstance(x, np.ndarray):
     return x[k] if x.ndim > 1 else Literal(x[k].item(), x.dtype)
   return shapes.getitem(x, k)
-
-
-def _stacked(xs: list[Operand]) -> Tile:
-  tiles = [as_tile(x) for x in xs]
-  rows = [op(shapes.reshape_p, t, shape=(1, *t.shape)) for t in tiles]
-  return rows[0] if len(rows) == 1 else op(shapes.concatenate_p, *rows, dimension=0)
 
 
 def _while(record: _Record, operands: list[Operand], eqn: Any) -> list[Operand]:

@@ -7,15 +7,17 @@ from typing import Any
 
 from tiletrace.core import dtypes
 from tiletrace.core.graph import Literal, Primitive
-from tiletrace.core.ops import cumulative, reduce as reductions, shape as shapes, transcendental
+from tiletrace.core.ops import cumulative, reduce as reductions, transcendental
 from tiletrace.core.tile import Tile
 from tiletrace.jaxpr.rules import as_tile, cast, formula, full, op, rule
+from tiletrace.jaxpr.shape import along, joined
 
 
-def _reduction(name: str, primitive: Primitive) -> None:
+def _reduction(name: str, primitive: Primitive, of_bools: Primitive | None = None) -> None:
   @rule(name)
   def reduced(x: Any, *, axes: Sequence[int], **_: Any) -> Any:
-    return op(primitive, x, axes=tuple(sorted(axes))) if axes else x
+    chosen = of_bools if of_bools is not None and x.type.dtype == dtypes.bool_ else primitive
+    return op(chosen, x, axes=tuple(sorted(axes))) if axes else x
 
 
 for _name, _primitive in {
@@ -24,15 +26,8 @@ for _name, _primitive in {
   _reduction(_name, _primitive)
 
 
-def _of_bits(name: str, primitive: Primitive, of_bools: Primitive) -> None:
-  @rule(name)
-  def reduced(x: Any, *, axes: Sequence[int], **_: Any) -> Any:
-    chosen = of_bools if x.type.dtype == dtypes.bool_ else primitive
-    return op(chosen, x, axes=tuple(sorted(axes))) if axes else x
-
-
-_of_bits("reduce_or", reductions.reduce_or_p, reductions.reduce_max_p)
-_of_bits("reduce_and", reductions.reduce_and_p, reductions.reduce_min_p)
+_reduction("reduce_or", reductions.reduce_or_p, reductions.reduce_max_p)
+_reduction("reduce_and", reductions.reduce_and_p, reductions.reduce_min_p)
 
 
 @rule("reduce_xor")
@@ -73,13 +68,7 @@ def _cumlogsumexp(x: Tile, *, axis: int, reverse: bool) -> Tile:
   while distance < n:
     rest = tuple(distance if d == axis else m for d, m in enumerate(x.shape))
     nothing = full(Literal(-math.inf, x.dtype), rest)
-    start, limit = [0] * x.ndim, list(x.shape)
-    if reverse:
-      start[axis] = distance
-    else:
-      limit[axis] = n - distance
-    moved = op(shapes.slice_p, x, start=tuple(start), limit=tuple(limit), strides=(1,) * x.ndim)
-    parts = (moved, nothing) if reverse else (nothing, moved)
-    x = transcendental.logaddexp(x, op(shapes.concatenate_p, *parts, dimension=axis))
+    parts = (along(x, axis, distance, n), nothing) if reverse else (nothing, along(x, axis, 0, n - distance))
+    x = transcendental.logaddexp(x, joined(parts, axis))
     distance *= 2
   return x

@@ -50,7 +50,7 @@ HINTS: dict[str, str] = {
                      "dynamic_slice", "dynamic_update_slice"), _INDEXED),
     **dict.fromkeys(("sort", "top_k", "approx_top_k"), _SORT),
     **dict.fromkeys(("while", "scan", "cond"), _LOOP),
-    **dict.fromkeys(("digamma", "polygamma", "igamma", "igammac", "igamma_grad_a", "zeta", "bessel_i0e", "bessel_i1e",
+    **dict.fromkeys(("polygamma", "igamma", "igammac", "igamma_grad_a", "zeta", "bessel_i0e", "bessel_i1e",
                      "regularized_incomplete_beta", "random_gamma_grad"), _SERIES),
     **dict.fromkeys(("threefry2x32", "random_bits", "random_wrap", "random_unwrap", "random_seed", "random_fold_in",
                      "rng_uniform", "rng_bit_generator"), _RANDOM),

@@ -49,7 +49,7 @@ def _cut(x: Tile, start: Sequence[int], limit: Sequence[int], strides: Sequence[
   return op(shapes.slice_p, x, start=start, limit=limit, strides=strides)
 
 
-def _along(x: Tile, axis: int, start: int, limit: int, step: int = 1) -> Tile:
+def along(x: Tile, axis: int, start: int, limit: int, step: int = 1) -> Tile:
   """x[start:limit:step] of one dimension."""
   ones = [1] * x.ndim
   ones[axis] = step
@@ -68,10 +68,10 @@ def _rev(x: Any, *, dimensions: Sequence[int]) -> Any:
 
 @rule("concatenate", arrays=True)
 def _concatenate(*xs: Any, dimension: int) -> Any:
-  return _joined([x for x in xs if np.shape(x)[dimension]] or list(xs[:1]), dimension)
+  return joined([x for x in xs if np.shape(x)[dimension]] or list(xs[:1]), dimension)
 
 
-def _joined(xs: Sequence[Any], axis: int) -> Tile:
+def joined(xs: Sequence[Any], axis: int) -> Tile:
   tiles = list(map(as_tile, xs))
   return tiles[0] if len(tiles) == 1 else op(shapes.concatenate_p, *tiles, dimension=axis)
 
@@ -82,28 +82,32 @@ def _with_axis(x: Any, axis: int) -> Tile:
   return op(shapes.reshape_p, tile, shape=(*tile.shape[:axis], 1, *tile.shape[axis:]))
 
 
+def stacked(xs: Sequence[Any], axis: int) -> Tile:
+  return joined([_with_axis(x, axis) for x in xs], axis)
+
+
 @rule("stack", arrays=True)
 def _stack(*xs: Any, axis: int) -> Any:
-  return _joined([_with_axis(x, axis) for x in xs], axis)
+  return stacked(xs, axis)
 
 
 @rule("unstack")
 def _unstack(x: Any, *, axis: int) -> list[Any]:
   shape = (*x.shape[:axis], *x.shape[axis + 1:])
-  return [op(shapes.reshape_p, _along(x, axis, k, k + 1), shape=shape) for k in range(x.shape[axis])]
+  return [op(shapes.reshape_p, along(x, axis, k, k + 1), shape=shape) for k in range(x.shape[axis])]
 
 
 @rule("split")
 def _split(x: Any, *, sizes: Sequence[int], axis: int) -> list[Any]:
   ends = list(itertools.accumulate(map(int, sizes)))
-  return [_along(x, axis, end - int(n), end) for n, end in zip(sizes, ends)]
+  return [along(x, axis, end - int(n), end) for n, end in zip(sizes, ends)]
 
 
 @rule("tile")
 def _tile(x: Any, *, reps: Sequence[int]) -> Any:
   x = as_tile(x)
   for axis, n in enumerate(map(int, reps)):
-    x = _joined([x] * n, axis) if n else _along(x, axis, 0, 0)
+    x = joined([x] * n, axis) if n else along(x, axis, 0, 0)
   return x
 
 
@@ -114,16 +118,15 @@ def _pad(x: Any, value: Any, *, padding_config: Sequence[tuple[int, int, int]]) 
   for axis, (low, high, between) in enumerate(tuple(map(int, c)) for c in padding_config):
     n = x.shape[axis]
     if between and n > 1:
-      parts = _with_axis(x, axis + 1)
       gap = full(value, (*x.shape[:axis + 1], between, *x.shape[axis + 1:]))
-      joined = op(shapes.concatenate_p, parts, gap, dimension=axis + 1)
-      wide = op(shapes.reshape_p, joined, shape=(*x.shape[:axis], n * (between + 1), *x.shape[axis + 1:]))
+      wide = op(shapes.reshape_p, joined([_with_axis(x, axis + 1), gap], axis + 1),
+                shape=(*x.shape[:axis], n * (between + 1), *x.shape[axis + 1:]))
       n += (n - 1) * between
-      x = _along(wide, axis, 0, n)
-    x = _along(x, axis, min(n, max(0, -low)), max(min(n, max(0, -low)), n - max(0, -high)))
+      x = along(wide, axis, 0, n)
+    x = along(x, axis, min(n, max(0, -low)), max(min(n, max(0, -low)), n - max(0, -high)))
     edges = [full(value, tuple(m if d == axis else k for d, k in enumerate(x.shape))) if m > 0 else None
              for m in (low, high)]
-    x = _joined([part for part in (edges[0], x, edges[1]) if part is not None and part.shape[axis]] or [x], axis)
+    x = joined([part for part in (edges[0], x, edges[1]) if part is not None and part.shape[axis]] or [x], axis)
   return x
 
 
@@ -144,7 +147,7 @@ def _starts(x: Tile, sizes: Sequence[int], starts: Sequence[Any]) -> list[Any]:
 def _dynamic_slice(x: Any, *starts: Any, slice_sizes: Sequence[int]) -> Any:
   x = as_tile(x)
   for axis, (at, size) in enumerate(zip(_starts(x, slice_sizes, starts), slice_sizes)):
-    x = _with_axis(take(x, at, axis), axis) if isinstance(at, Tile) else _along(x, axis, at, at + size)
+    x = _with_axis(take(x, at, axis), axis) if isinstance(at, Tile) else along(x, axis, at, at + size)
   return x
 
 
