@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -220,6 +222,22 @@ def test_launches_and_copies_captured_in_a_graph_run_at_each_call(x):
     graph()
     graph.synchronize()
     np.testing.assert_array_equal(again.download(), 3 * factor * x)
+
+
+def test_a_graph_keeps_what_its_launches_read_and_write(x):
+  def captured():
+    source, out = launch.upload(x), launch.empty((N,), F32)
+    launcher = launch.Launcher(SCALE_IMAGE)
+    return launch.Graph(lambda stream: launcher(source.pointer, out.pointer, stream=stream)), weakref.ref(out)
+
+  graph, out = captured()
+  gc.collect()
+  graph()
+  graph.synchronize()
+  np.testing.assert_array_equal(out().download(), 3 * x)
+  del graph
+  gc.collect()
+  assert out() is None
 
 
 def test_timing_is_positive_and_plausible(x):

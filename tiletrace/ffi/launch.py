@@ -242,16 +242,18 @@ class Buffer:
       cuda.cuMemFree(self.pointer)
 
   def write(self, array: np.ndarray) -> None:
-    """Copies `array` to the device."""
+    """Copies `array` to the device, and waits: streams of others, which do not wait for the default one, find it."""
     assert array.shape == self.shape and array.dtype == self.dtype, (array.shape, array.dtype, self.shape, self.dtype)
     if self.nbytes:
       contiguous = np.ascontiguousarray(array)
       _check(cuda.cuMemcpyHtoD(self.pointer, contiguous.ctypes.data, self.nbytes), "copy to the device")
+      _check(cuda.cuStreamSynchronize(0), "copy to the device")
 
   def fill(self, byte: int) -> None:
-    """Sets every byte. 0xFF is NaN in every float type: poison for outputs."""
+    """Sets every byte, and waits. 0xFF is NaN in every float type: poison for outputs."""
     if self.nbytes:
       _check(cuda.cuMemsetD8(self.pointer, byte, self.nbytes), "fill")
+      _check(cuda.cuStreamSynchronize(0), "fill")
 
   def download(self) -> np.ndarray:
     """Waits for the device and returns the array."""
@@ -293,7 +295,8 @@ def copy(to: int, source: int, nbytes: int, *, stream: int = 0) -> None:
 class Graph:
   """What `enqueue(stream)` puts on a stream, captured in a CUDA graph: a call runs all of that again, asynchronously.
 
-  The host's part of a launch, which takes as long as a small kernel, is then paid once for all of them.
+  The host's part of a launch, which takes as long as a small kernel, is then paid once for all of them. The graph keeps
+  `enqueue` and what it returned, since what they refer to is what the captured launches read and write.
 
   Example:
     graph = Graph(lambda stream: [launcher(x.pointer, out.pointer, stream=stream) for _ in range(100)])
@@ -306,7 +309,7 @@ class Graph:
     self._stream = _check(cuda.cuStreamCreate(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING), "stream")
     mode = cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
     _check(cuda.cuStreamBeginCapture(self._stream, mode), "capture")
-    enqueue(int(self._stream))
+    self._kept = enqueue, enqueue(int(self._stream))
     graph = _check(cuda.cuStreamEndCapture(self._stream), "capture")
     self._executable = _check(cuda.cuGraphInstantiate(graph, 0), "graph")
     cuda.cuGraphDestroy(graph)

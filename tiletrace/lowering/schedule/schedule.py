@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 
 from tiletrace.core.errors import ResourceError
 from tiletrace.core.graph import Block, Eqn, TileGraph, Var, expand_block, walk
@@ -252,7 +252,8 @@ class _Scheduler:
     rewriter = Consumer(resources, states, graph.options.warpgroups, self.facts, fits, shared_registers(body))
     changed = changed_buffers(graph.body)
     slots = {new for r in resources for old, new in r.buffers.items() if old in changed}
-    work = self._ordered(expand(self._rescaled(rewriter.block(body))), graph, own, slots)
+    refills = {r.full: set(r.buffers.values()) for r in resources if r.ring.slots == 1}
+    work = self._ordered(expand(self._rescaled(rewriter.block(body))), graph, own, slots, refills)
     work = send_all(work, {box.value: (box, Phase.make(b, box, 1)) for box in mail})
     self.notes += rewriter.notes
     by_threads = any(r.ring.by_threads for r in resources)      # their producer takes the registers that deferral needs
@@ -294,15 +295,18 @@ class _Scheduler:
     head.eqns += allocs
     return {a.outvars[0] for a in allocs}
 
-  def _ordered(self, work: Block, graph: TileGraph, own: set[Var], slots: Set[Var] = frozenset()) -> Block:
+  def _ordered(self, work: Block, graph: TileGraph, own: set[Var], slots: Set[Var] = frozenset(),
+               refills: Mapping[Var, Set[Var]] | None = None) -> Block:
     """The copies that are left are made by the threads of this role; syncs and fences order what threads touch.
 
     Args:
       slots: rings that consumers change.
+      refills: which rings' one slot a barrier says is full.
     """
     ctx = context(graph, self.layouts, self.target, self.options)
     work = demote_copies(work, ctx, self.notes)
-    return place_syncs(work, own | self.unordered, repeats=bool(graph.options.persistent), slots=slots)
+    return place_syncs(work, own | self.unordered, repeats=bool(graph.options.persistent), slots=slots,
+                       refills=refills)
 
   def _epilogue(self, head: Builder, body: Block, consumers: int) -> tuple[Expand, Staging | None]:
     """How to expand the body's staged stores; the staging buffer takes the largest power of two of chunks that fits."""

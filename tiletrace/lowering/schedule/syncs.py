@@ -3,11 +3,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Set
+from collections.abc import Mapping, Set
 
 from tiletrace.core.effects import Access, RefEffect
 from tiletrace.core.graph import Block, Eqn, Var
-from tiletrace.core.ops.barrier import sync_p
+from tiletrace.core.ops.barrier import barrier_wait_p, sync_p
 from tiletrace.core.ops.mma import gemm_async_p, wgmma_wait_p
 from tiletrace.core.rules import effects
 from tiletrace.core.source import Loc
@@ -24,10 +24,11 @@ class _State:
   read: set[Var]
   unfenced: set[Var]
   slots: Set[Var]
+  refills: Mapping[Var, Set[Var]] = dataclasses.field(default_factory=dict)
   flying: list[set[Var]] = dataclasses.field(default_factory=list)
 
   def copy(self) -> _State:
-    return _State(set(self.written), set(self.read), set(self.unfenced), self.slots, list(map(set, self.flying)))
+    return _State(set(self.written), set(self.read), set(self.unfenced), self.slots, self.refills, list(map(set, self.flying)))
 
   def join(self, other: _State) -> None:
     self.written |= other.written
@@ -40,6 +41,11 @@ class _State:
     self.written.clear()
     self.read.clear()
 
+  def refilled(self, barrier: Var) -> None:
+    """All threads released the slot, each after what it did there, before the producer filled it."""
+    for touched in (self.written, self.read, self.unfenced):
+      touched -= self.refills.get(barrier, frozenset())
+
   def wait(self, n: int) -> None:
     """All groups but the newest `n` are complete: from here on a sync says so."""
     done = max(0, len(self.flying) - n)
@@ -50,7 +56,8 @@ class _State:
 _ASYNC_READERS = frozenset({"gemm", "gemm_async"})
 
 
-def place_syncs(block: Block, buffers: set[Var], *, repeats: bool, slots: Set[Var] = frozenset()) -> Block:
+def place_syncs(block: Block, buffers: set[Var], *, repeats: bool, slots: Set[Var] = frozenset(),
+                refills: Mapping[Var, Set[Var]] | None = None) -> Block:
   """The block with `fence` and `sync` before each access that another thread's access must precede.
 
   Args:
@@ -60,11 +67,12 @@ def place_syncs(block: Block, buffers: set[Var], *, repeats: bool, slots: Set[Va
     repeats: the block is the body of a tile loop: what comes first in it follows what comes last.
     buffers: the shared buffers and global arrays to order; rings and staging buffers keep order by their own barriers.
     slots: rings that consumers change, too. A branch that does so syncs at its end, and nobody who does not take it.
+    refills: the barrier of a ring of one slot that says that it is full -> its buffers.
   """
   buffers = buffers | slots
   if not buffers:
     return block
-  state = _State(set(), set(), set(), slots)
+  state = _State(set(), set(), set(), slots, refills or {})
   if repeats:
     _block(block, buffers, state)
   return _block(block, buffers, state)
@@ -78,6 +86,8 @@ def _block(block: Block, buffers: set[Var], state: _State) -> Block:
       continue
     if eqn.primitive is sync_p and eqn.params["each"] == "scope":
       state.synced()
+    if eqn.primitive is barrier_wait_p:
+      state.refilled(eqn.values[0])  # type: ignore[arg-type]
     if eqn.primitive is wgmma_wait_p:
       state.wait(eqn.params["n"])
     reads, writes = _touched(eqn, buffers) if not eqn.params.get("ahead") else (set(), set())
