@@ -252,7 +252,7 @@ def test_mla_decode_releases_each_chunk_while_the_next_one_is_multiplied():
   kernel = functools.partial(mla_decode_kernel, tiling=MlaTiling(128, 4, 1), scale=0.1, sight=Sight(1, 128))
   found, _ = compiled("mla_decode", kernel, q, (cache,), i32((3,)), None, width=512, bm=64, warpgroups=2)
   waits = re.findall(r"wgmma.wait_group.sync.aligned (\d)", found.lowered.as_text("ptx"))
-  assert waits == ["4", "0", "5", "4", "2", "0"]
+  assert waits == ["2", "0", "1", "1", "1", "0"]
 
 
 # --- refusals

@@ -90,8 +90,9 @@ def mla_decode_kernel(starts, owners, q, cache, lengths, table, out, residual, p
         a[...] *= alpha[:, None]
       for s, a in zip(kv_s, acc, strict=True):
         tt.gemm(p, s, a, policy=tt.FULL_COL)
+    share = softmax.share()[:, None]
     for a in acc:
-      a[...] *= softmax.share()[:, None]
+      a[...] *= share
     store_piece([(chunk, a[...]) for chunk, a in zip(chunks, acc, strict=True)], softmax.log2_sum(), (e, 0, rows),
                 index, whole, (out, residual, partial, partial_lse), through=q_s)
 

@@ -41,8 +41,9 @@ class OnlineSoftmax:
     before = self.top[...]
     grown = tt.maximum(before, tt.max(logits, axis=1))
     top = tt.where(grown - before > _GROWTH / self.c, grown, before)
-    base = tt.where(top == -jnp.inf, 0, top) * self.c      # a row that has seen no key yet
-    alpha = tt.exp2(before * self.c - base, approximate=True)
+    base = tt.where(top == -jnp.inf, 0, top)               # a row that has seen no key yet
+    alpha = tt.exp2((before - base) * self.c, approximate=True)      # 1 where they are the same: no FMA rounds it apart
+    base *= self.c
     weights = tt.exp2(logits * self.c - base[:, None], approximate=True)
     self.total[...] = self.total[...] * alpha + tt.sum(weights, axis=1)
     self.top[...] = top

@@ -117,6 +117,10 @@ class Consumer:
       done = [l for l in opened if l.segment.last_use is eqn]
       opened = [l for l in opened if l not in done]
       out += self._release_after(eqn, done, flight)
+      if eqn.primitive is mma.gemm_p:
+        b = Builder(eqn.loc)
+        flight.issued(b)
+        out += b.eqns
     return dataclasses.replace(block, eqns=tuple(out))
 
   def _acquire(self, b: Builder, resources: RingResources, segment: Segment, block: Block) -> _Live:
@@ -189,7 +193,7 @@ class Consumer:
     carried = {*body.invars, *body.outs}
     if inside or any(g.pending.a_value in carried for g in left):
       return False
-    held = [g.pending.a_value for g in left if g.pending.a_value is not None]
+    held = list(dict.fromkeys(g.pending.a_value for g in left if g.pending.a_value is not None))
     if held and not self.fits(held):
       self._note(loop, f"the gemm at {left[-1].gemm.loc.short()} is waited for at the end of each iteration: its "
                  "operand takes registers that the next one needs (smaller tiles, or fewer warpgroups)")

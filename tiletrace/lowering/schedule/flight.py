@@ -43,6 +43,10 @@ class Group:
     return cls(gemm, pending_of(gemm, sharing), [])
 
 
+def _from_registers(group: Group) -> bool:
+  return group.gemm.params["dispatch"] == "wgmma_rs"
+
+
 def takes_time(eqn: Eqn) -> bool:
   """Tiles, not scalars alone: worth to overlap with a gemm."""
   return eqn.primitive is mma.gemm_p or bool(eqn.blocks) or any(
@@ -112,6 +116,18 @@ class Flight:
     if self.groups and not self.settled and eqn.primitive is not mma.gemm_p:
       self.unsettled |= bool(self.accumulators & set().union(*accesses(eqn)))
     self._overlaps |= takes_time(eqn)
+
+  def issued(self, b: Builder) -> None:
+    """After the issue of a group: slots that groups well before it were the last to read are released.
+
+    Not at the end of the line: a gemm whose left operand is in registers is issued when the one before it is nearly
+    done (an H200's profile: the warp stands at the instruction), so that all releases would come when the last one is
+    under way.
+    """
+    behind = 1 if all(map(_from_registers, self.groups[-2:])) else 2
+    upto = max((i for i, g in enumerate(self.groups[:-behind]) if g.held), default=-1)
+    if not self.old:
+      self._complete(b, upto, all_old=False)
 
   def finish(self, b: Builder) -> None:
     """Waits for everything."""

@@ -13,6 +13,7 @@ from tiletrace.core.ops import elementwise, mma
 from tiletrace.core.ops.memory import load_p, store_p
 from tiletrace.core.ops.reduce import warp_any_p
 from tiletrace.core.ops.shape import broadcast_in_dim_p
+from tiletrace.core.rules import effects
 from tiletrace.core.types import Space
 from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.schedule.builder import Builder
@@ -39,16 +40,34 @@ class UnitFactors:
   def block(self, block: Block) -> Block:
     made = {v: e for e in block.eqns for v in e.outvars}
     uses = Counter(a for e in walk(block) for a in e.invars if isinstance(a, Var))
+    found = {e: r for e in block.eqns if (r := self._rescaling(e, made, uses)) is not None}
     replaced: dict[Eqn, list[Eqn]] = {}
-    for store in block.eqns:
-      found = self._rescaling(store, made, uses)
-      if found is not None:
-        load, product, factor = found
-        replaced |= {load: [], product: [], store: self._guarded(load, product, store, factor)}
-        self.notes.append(f"{product.loc.short()}  warps whose factors are all one do not rescale")
+    for stores in self._together(block, found):
+      eqns = [e for store in stores for e in (*found[store][:2], store)]
+      replaced |= dict.fromkeys(eqns, []) | {stores[-1]: self._guarded(eqns, found[stores[-1]][2])}
+      self.notes += [f"{found[s][1].loc.short()}  warps whose factors are all one do not rescale" for s in stores]
     return dataclasses.replace(block, eqns=tuple(
         e.replace(blocks=tuple(map(self.block, e.blocks))) if e.blocks and eqn is e else e
         for eqn in block.eqns for e in replaced.get(eqn, [eqn])))
+
+  def _together(self, block: Block, found: dict[Eqn, tuple[Eqn, Eqn, Var]]) -> list[list[Eqn]]:
+    """Stores of accumulators that one branch is for: their factors are the same, and nothing but values lies between.
+
+    A branch costs a vote, and a jump over some hundred instructions.
+    """
+    groups: list[list[Eqn]] = []
+    parts = {e for store, (load, product, _) in found.items() for e in (load, product, store)}
+    open_ = False
+    for eqn in block.eqns:
+      if eqn in found:
+        if open_ and found[groups[-1][-1]][2] is found[eqn][2]:
+          groups[-1].append(eqn)
+        else:
+          groups.append([eqn])
+        open_ = True
+      elif eqn.blocks or (effects(eqn) and eqn not in parts):
+        open_ = False
+    return groups
 
   def _rescaling(self, store: Eqn, made: dict[Var, Eqn], uses: Counter) -> tuple[Eqn, Eqn, Var] | None:
     """(load, product, the factors before they were broadcast) of `acc[...] = acc[...] * factor`."""
@@ -69,13 +88,13 @@ class UnitFactors:
     few = 1 if not factor.shape else self.layouts[factor].extent("reg")
     return self.layouts[product].extent("reg") >= _LEAST_REGISTERS * few
 
-  def _guarded(self, load: Eqn, product: Eqn, store: Eqn, factor: Var) -> list[Eqn]:
-    b = Builder(product.loc)
+  def _guarded(self, eqns: list[Eqn], factor: Var) -> list[Eqn]:
+    b = Builder(eqns[1].loc)
     (differs,) = b.bind(elementwise.ne_p, (factor, Literal(1.0, factor.dtype)), {})
     if factor in self.layouts:
       self.layouts[differs] = self.layouts[factor]
     (some,) = b.bind(warp_any_p, (differs,), {})
-    b.when(some, Block((), (load, product, store), ()))
+    b.when(some, Block((), tuple(eqns), ()))
     return b.eqns
 
 
