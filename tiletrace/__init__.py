@@ -93,6 +93,7 @@ from tiletrace.core.ops.memory import (
 )
 from tiletrace.core.ops.mma import FULL_COL, FULL_ROW, SQUARE, gemm, gemm_async, wgmma_wait
 from tiletrace.core.ops.pipeline_state import PipelineState
+from tiletrace.core.ops.prefetch import prefetch
 from tiletrace.core.ops.profile import profile
 from tiletrace.core.ops.random import philox_4x32, random_bits, random_uniform
 from tiletrace.core.ops.reduce import argmax, argmin, mean, prod
@@ -167,7 +168,7 @@ __all__ = [
   "isnan", "left_shift", "less", "less_equal", "load", "log", "log1p", "log2", "log10", "logaddexp", "logical_and",
   "logical_not", "logical_or", "logistic", "lookup", "maximum", "mean", "minimum", "mod", "mul_hi", "multiply",
   "negative", "not_equal", "num_ctas", "num_programs", "ones", "parallel", "philox_4x32", "pipelined", "plot_layout",
-  "population_count", "power", "prod", "profile", "program_id", "random_bits", "random_uniform", "raster",
+  "population_count", "power", "prefetch", "prod", "profile", "program_id", "random_bits", "random_uniform", "raster",
   "reciprocal", "reshape", "right_shift", "rsqrt", "sigmoid", "sign", "signbit", "silu", "sin", "sinh", "sqrt",
   "square", "step", "store", "subtract", "switch", "swizzle", "sync", "take", "tan", "tanh", "tile_call", "timeline",
   "transpose", "trunc", "wait_group", "warpgroup", "warpgroup_id", "wgmma_wait", "when", "where", "while_loop",

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import tiletrace as tt
+from tiletrace.core.errors import LaunchError
 from tiletrace.ffi import launch
 from tiletrace.ffi.image import KernelImage, TensorMapSpec
 from tiletrace.ffi.primitive import Aval, bind
@@ -222,6 +223,12 @@ def test_launches_and_copies_captured_in_a_graph_run_at_each_call(x):
     graph()
     graph.synchronize()
     np.testing.assert_array_equal(again.download(), 3 * factor * x)
+
+
+def test_a_capture_that_fails_ends(x):
+  with pytest.raises(LaunchError, match="16 bytes"):
+    launch.Graph(lambda stream: launch.Launcher(SCALE_IMAGE)(8, 8, stream=stream))
+  np.testing.assert_array_equal(launch.upload(x).download(), x)
 
 
 def test_a_graph_keeps_what_its_launches_read_and_write(x):

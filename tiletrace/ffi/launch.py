@@ -309,7 +309,11 @@ class Graph:
     self._stream = _check(cuda.cuStreamCreate(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING), "stream")
     mode = cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
     _check(cuda.cuStreamBeginCapture(self._stream, mode), "capture")
-    self._kept = enqueue, enqueue(int(self._stream))
+    try:
+      self._kept = enqueue, enqueue(int(self._stream))
+    except BaseException:              # else the thread captures on, and every later call of it fails
+      cuda.cuGraphDestroy(cuda.cuStreamEndCapture(self._stream)[1])
+      raise
     graph = _check(cuda.cuStreamEndCapture(self._stream), "capture")
     self._executable = _check(cuda.cuGraphInstantiate(graph, 0), "graph")
     cuda.cuGraphDestroy(graph)

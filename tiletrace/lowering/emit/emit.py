@@ -15,6 +15,7 @@ import tiletrace.lowering.emit.grid
 import tiletrace.lowering.emit.memory
 import tiletrace.lowering.emit.mma
 import tiletrace.lowering.emit.mma_sync
+import tiletrace.lowering.emit.prefetch
 import tiletrace.lowering.emit.profile
 import tiletrace.lowering.emit.reduce
 import tiletrace.lowering.emit.relayout
@@ -34,6 +35,7 @@ from tiletrace.lowering.facts import Facts
 from tiletrace.lowering.options import CompileOptions
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.module import Entry, Module, Param
+from tiletrace.lowering.schedule.leading import leading
 from tiletrace.lowering.schedule.program import Program
 from tiletrace.lowering.target import Target
 
@@ -85,9 +87,11 @@ def emit(program: Program, options: CompileOptions) -> Emitted:
     ctx.cache_hints.clear()          # what the kernel before this one still writes is not read-only
     ctx.b(isa.GRIDDEPCONTROL, op="launch_dependents")
   init_barriers(ctx)
+  first = leading(graph.body)
+  ctx.block(dataclasses.replace(graph.body, eqns=graph.body.eqns[:first]))
   if overlap:                        # all threads: who waits for this kernel has then waited for those before it, too
     ctx.b(isa.GRIDDEPCONTROL, op="wait")
-  ctx.block(graph.body)
+  ctx.block(dataclasses.replace(graph.body, eqns=graph.body.eqns[first:]))
   leave_cluster(ctx)
   ctx.b(isa.RET)
   _take_map_addresses(ctx, entry, head)

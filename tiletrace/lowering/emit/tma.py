@@ -1,4 +1,4 @@
-"""Asynchronous copies between global and shared memory: TMA with tensor maps, and cp.async; prefetches for TMA."""
+"""Asynchronous copies between global and shared memory: TMA with tensor maps, and cp.async."""
 from __future__ import annotations
 
 import itertools
@@ -7,7 +7,6 @@ from typing import Any
 
 from tiletrace.core.graph import Eqn, RefOperand
 from tiletrace.core.ops import memory as ops
-from tiletrace.core.ops.prefetch import prefetch_p
 from tiletrace.core.types import Dyn, Space
 from tiletrace.lowering.emit import barrier
 from tiletrace.lowering.emit.context import EmitContext, emit_rules
@@ -40,18 +39,6 @@ def _copy_async(ctx: EmitContext, eqn: Eqn) -> None:
   assert isinstance(plan, TmaPlan), plan
   mbarrier = barrier.address(ctx, *eqn.values) if loading else None
   _issue(ctx, outside, inside, plan, mbarrier, eqn.params.get("multicast", ()))
-
-
-@emit_rules.register(prefetch_p)
-def _prefetch(ctx: EmitContext, eqn: Eqn) -> None:
-  outside, inside = eqn.refs
-  plan = tma_plan(outside, inside, ctx.layouts[inside.root], ctx.facts)
-  assert isinstance(plan, TmaPlan), plan
-  address = ctx.map_address(ctx.maps.make(outside.root, plan.box, _swizzle(ctx, inside)))
-  starts = _starts(ctx, outside)
-  for part in plan.parts:
-    coords = _coordinates(ctx, starts, part.offset)
-    ctx.b(isa.TMA_PREFETCH, address, coords, dim=f"{len(coords)}d")
 
 
 def _issue(ctx: EmitContext, outside: RefOperand, inside: RefOperand, plan: TmaPlan, mbarrier: Addr | None,

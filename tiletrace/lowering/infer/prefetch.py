@@ -1,4 +1,4 @@
-"""prefetch: inserted by the scheduler with all layouts decided, so it adds no constraint."""
+"""prefetch: there is no tile, and so no layout."""
 from __future__ import annotations
 
 from collections.abc import Iterator

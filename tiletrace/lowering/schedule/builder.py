@@ -10,7 +10,6 @@ import numpy as np
 from tiletrace.core import dtypes
 from tiletrace.core.graph import Atom, Block, Eqn, Literal, Primitive, RefOperand, Var
 from tiletrace.core.ops import barrier, control, elementwise, grid, memory, mma, roles
-from tiletrace.core.ops.prefetch import prefetch_p
 from tiletrace.core.rules import type_rules
 from tiletrace.core.source import Loc
 from tiletrace.core.types import Dyn, Extent, RefType, Size, Space, View, whole_view
@@ -94,9 +93,6 @@ class Builder:
       params["multicast"] = multicast
     self.bind(memory.copy_async_p, (src.root, *src.dyn, dst.root, *dst.dyn, *(barrier_at or ())),
               {"views": (src.view, dst.view), "fill_value": 0, "dispatch": dispatch, **params})
-
-  def prefetch(self, src: RefOperand, dst: RefOperand) -> None:
-    self.bind(prefetch_p, (src.root, *src.dyn, dst.root, *dst.dyn), {"views": (src.view, dst.view)})
 
   def part(self, ref: RefOperand, parts: tuple[tuple[Atom | int, int], ...]) -> RefOperand:
     """The part of a view of two dimensions that starts at (offset, ...) and has (..., size)."""

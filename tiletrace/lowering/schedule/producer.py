@@ -4,7 +4,6 @@ from __future__ import annotations
 import dataclasses
 
 from tiletrace.core.graph import Atom, Block, Eqn, Literal, RefOperand, TileGraph, Var, prefixed, walk
-from tiletrace.core.rules import effects
 from tiletrace.lowering.schedule.builder import Builder, RingState
 from tiletrace.lowering.schedule.consumer import RingResources
 from tiletrace.lowering.schedule.fill import FillLoop, Push, drain, fill, is_async, lag_of
@@ -49,15 +48,11 @@ class Producer:
     """A block; `loop`: it is the body of this loop, whose operands are the producer's already."""
     invars = tuple(self._fresh(v, env) for v in block.invars)
     around = self._fill_loop(block, invars, loop) if loop is not None else None
-    block, ahead = self._fetched_ahead(block) if loop is not None else (block, [])
     out: list[Eqn] = []
     for eqn in block.eqns:
       if eqn in self._of:
         resources, segment = self._of[eqn]
         if eqn is segment.copies[-1]:
-          if eqn in ahead:
-            out += [e for copy in ahead for e in self._prefetch(copy, env)]
-            ahead = []
           out += self._push(resources, segment.copies, env, around)
         continue
       if not eqn.blocks and eqn.outvars and eqn.outvars[0] in self.mail:
@@ -75,35 +70,6 @@ class Producer:
     box, phase = self.mail[eqn.outvars[0]]
     b = Builder(eqn.loc)
     env[eqn.outvars[0]] = box.receive(b, phase, by_warpgroup=bool(self.plans))
-    return b.eqns
-
-  # ---- rings of one slot
-
-  def _fetched_ahead(self, body: Block) -> tuple[Block, list[Eqn]]:
-    """The copies of an iteration whose slot is not free before the iteration before has read it, but for those of its
-    first push: what they read comes to the L2 cache before the first of them waits, if their places are known then.
-    What arithmetic gives is known: it moves up."""
-    pushes = [(r, copies) for r, copies in self._pushes(body)[1:] if r.ring.slots == 1 and not r.multicast]
-    if not pushes or self.plans:
-      return body, []
-    first = body.eqns.index(pushes[0][1][0])
-    up, down = list(body.eqns[:first]), []
-    unknown: set[Atom] = set()
-    for eqn in body.eqns[first:]:
-      if eqn.outvars and not eqn.blocks and not effects(eqn) and not unknown & set(eqn.invars) and not set(
-          eqn.outvars) & set(self.mail):
-        up.append(eqn)
-      else:
-        down.append(eqn)
-        unknown |= set(eqn.outvars)
-    ahead = [c for _, copies in pushes for c in copies if not unknown & set(c.refs[0].dyn)]
-    return dataclasses.replace(body, eqns=(*up, *down)), ahead
-
-  def _prefetch(self, copy: Eqn, env: dict[Var, Atom]) -> list[Eqn]:
-    resources, b = self._of[copy][0], Builder(copy.loc)
-    dst = copy.refs[1]
-    view, dynamic = prefixed(dst.view, 0)
-    b.prefetch(_renamed(copy.refs[0], env), RefOperand(resources.buffers[dst.root], view, dynamic))
     return b.eqns
 
   # ---- arrivals that come late

@@ -37,6 +37,7 @@ from tiletrace.lowering.schedule.epilogue import (
 )
 from tiletrace.lowering.schedule.grid import lower_ids, place_on_grid
 from tiletrace.lowering.schedule.late import LateReductions
+from tiletrace.lowering.schedule.leading import take_leading
 from tiletrace.lowering.schedule.mail import Mailbox, Phase, send_all
 from tiletrace.lowering.schedule.multicast import shared_copies
 from tiletrace.lowering.schedule.multistage import Multistage, find_ahead, fitting_stages
@@ -62,7 +63,7 @@ from tiletrace.lowering.schedule.split_operands import SplitOperands
 from tiletrace.lowering.schedule.syncs import place_syncs
 from tiletrace.lowering.schedule.tiles import Alone, Consuming, Handover, Producing, Taking
 from tiletrace.lowering.schedule.unit_factors import UnitFactors
-from tiletrace.lowering.select.memory import ThreadCopy, thread_copy
+from tiletrace.lowering.select.memory import ThreadCopy, stored_by_matrices, thread_copy
 from tiletrace.lowering.select.select import Selected, context, demote_copies
 from tiletrace.lowering.shared_views import stack
 from tiletrace.lowering.target import Target
@@ -85,7 +86,9 @@ def schedule(selected: Selected, target: Target, options: CompileOptions) -> Pro
     body = demote_copies(graph.body, context(graph, layouts, target, options), notes)      # nobody else makes them
     graph = lower_ids(graph.replace(body=_exchanges(body, layouts, notes, 1, syncs=True)))
   else:
+    first, graph = take_leading(graph)
     graph, threads = _Scheduler(graph, layouts, target, options, notes).run()
+    graph = graph.replace(body=dataclasses.replace(graph.body, eqns=(*first, *graph.body.eqns)))
   graph = simplify(graph.replace(body=expand_block(graph.body, _plain_loop)))
   total = math.prod(graph.options.grid)
   check_launch(graph, threads, total, target)
@@ -304,7 +307,7 @@ class _Scheduler:
       refills: which rings' one slot a barrier says is full.
     """
     ctx = context(graph, self.layouts, self.target, self.options)
-    work = demote_copies(work, ctx, self.notes)
+    work = expand_block(demote_copies(work, ctx, self.notes), lambda e: (stored_by_matrices(e, ctx),))
     return place_syncs(work, own | self.unordered, repeats=bool(graph.options.persistent), slots=slots,
                        refills=refills)
 

@@ -28,7 +28,8 @@ class _State:
   flying: list[set[Var]] = dataclasses.field(default_factory=list)
 
   def copy(self) -> _State:
-    return _State(set(self.written), set(self.read), set(self.unfenced), self.slots, self.refills, list(map(set, self.flying)))
+    return _State(set(self.written), set(self.read), set(self.unfenced), self.slots, self.refills,
+                  list(map(set, self.flying)))
 
   def join(self, other: _State) -> None:
     self.written |= other.written

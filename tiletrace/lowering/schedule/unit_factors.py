@@ -44,7 +44,7 @@ class UnitFactors:
     replaced: dict[Eqn, list[Eqn]] = {}
     for stores in self._together(block, found):
       eqns = [e for store in stores for e in (*found[store][:2], store)]
-      replaced |= dict.fromkeys(eqns, []) | {stores[-1]: self._guarded(eqns, found[stores[-1]][2])}
+      replaced |= {e: [] for e in eqns} | {stores[-1]: self._guarded(eqns, found[stores[-1]][2])}
       self.notes += [f"{found[s][1].loc.short()}  warps whose factors are all one do not rescale" for s in stores]
     return dataclasses.replace(block, eqns=tuple(
         e.replace(blocks=tuple(map(self.block, e.blocks))) if e.blocks and eqn is e else e

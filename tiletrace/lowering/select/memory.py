@@ -309,6 +309,17 @@ def _store(eqn: Eqn, ctx: SelectContext) -> tuple[Eqn, Choice | None]:
   return eqn.replace(params={**eqn.params, **params}), choice
 
 
+def stored_by_matrices(eqn: Eqn, ctx: SelectContext) -> Eqn:
+  """A store of the scheduler's, into a buffer of its own: by stmatrix where that can."""
+  if eqn.primitive is not ops.store_p or eqn.params.get("dispatch") != "direct" or len(eqn.values) != 1:
+    return eqn
+  ref, value = eqn.refs[0], eqn.values[0]
+  tile = isinstance(value, Var) and value.shape and ref.type.space is Space.SHARED and ref.is_whole
+  if not tile or not uses_stmatrix(ref, ctx.layouts.get(value), ctx, ctx.threads(eqn)):  # type: ignore[arg-type]
+    return eqn
+  return eqn.replace(params={**eqn.params, "dispatch": "stmatrix"})
+
+
 def uses_stmatrix(ref: RefOperand, layout: Layout | None, ctx: SelectContext, threads: int) -> bool:
   """16-bit elements in a fragment whose 8x8 blocks are rows of 16 bytes in shared memory."""
   if ref.type.dtype.itemsize != 2 or layout is None or layout.valid != layout.shape or ctx.target.lacks("sm_90"):

@@ -4,7 +4,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-import tiletrace.lowering.select.gather  # noqa: F401  (its rules register themselves)
+import tiletrace.lowering.select.gather
+import tiletrace.lowering.select.prefetch  # noqa: F401  (rules register themselves)
 from tiletrace.core.graph import Block, Eqn, TileGraph, Var, expand_block
 from tiletrace.lowering.facts import Facts
 from tiletrace.lowering.hazards import unordered

@@ -10,6 +10,7 @@ from tiletrace.lowering.xla import (
   grid,
   memory,
   mma,
+  prefetch,
   profile,
   reduce,
   shape,
@@ -17,6 +18,6 @@ from tiletrace.lowering.xla import (
 )
 
 __all__ = [
-  "control", "cumulative", "debug", "elementwise", "gather", "grid", "memory", "mma", "profile", "reduce",
+  "control", "cumulative", "debug", "elementwise", "gather", "grid", "memory", "mma", "prefetch", "profile", "reduce",
   "shape", "transcendental",
 ]

@@ -1,0 +1,23 @@
+"""prefetch: one instruction for each run of bytes, by as many threads."""
+from __future__ import annotations
+
+from tiletrace.core.graph import Eqn
+from tiletrace.core.ops.prefetch import prefetch_p
+from tiletrace.lowering.emit.context import EmitContext, emit_rules
+from tiletrace.lowering.emit.global_access import GlobalAccess
+from tiletrace.lowering.layouts.fragment import blocked
+from tiletrace.lowering.ptx import isa
+
+_WARPS = 4             # of a warpgroup
+
+
+@emit_rules.register(prefetch_p)
+def _prefetch(ctx: EmitContext, eqn: Eqn) -> None:
+  if eqn.params["dispatch"] == "none":
+    return
+  starts = eqn.refs[0]                 # of the runs
+  layout = blocked(starts.view.static_shape, 8 * starts.type.dtype.itemsize, _WARPS * ctx.scope.count, vec=1)
+  access = GlobalAccess(ctx, starts, eqn.params["guard"], layout, storing=True)
+  for reg in range(access.count):
+    address, pred = access.at(reg)
+    ctx.b(isa.BULK_PREFETCH, address, eqn.params["nbytes"], pred=pred)
