@@ -193,9 +193,10 @@ def dequant_matmul_call(shape: tuple[int, int], dtype: Any, *, k: int, group: in
     launch: dict[str, Any] = {"grid": tt.cdiv(n, t.bn)}
   else:
     launch = {"grid": (tt.cdiv(m, t.bm), tt.cdiv(n, t.bn)), "raster": 16, "persistent": True}
+  options = tt.CompileOptions(ctas_per_sm=t.ctas_per_sm, overlap_launch=t.few_rows)
   return tt.tile_call(
       functools.partial(kernel, form=format, group=group, tiling=t), jax.ShapeDtypeStruct(shape, dtype),
-      warpgroups=t.warpgroups, **launch, name="dequant_matmul", options=tt.CompileOptions(ctas_per_sm=t.ctas_per_sm),
+      warpgroups=t.warpgroups, **launch, name="dequant_matmul", options=options,
       vjp=functools.partial(_backward, group=group, format=format))
 
 

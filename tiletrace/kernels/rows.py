@@ -29,6 +29,7 @@ _MOST_ELEMENTS = 40       # of all arrays together, in the registers of a thread
 _CHUNK = 4096             # columns of a row that is read in parts, by two warpgroups
 _RING_BYTES = 208 << 10   # of shared memory
 _RING_WARPGROUPS = 4
+_SHORT_BYTES = 24 << 20   # read in some 6 us
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class RowPlan:
     grid: programs.
     ctas_per_sm: that the registers must leave room for.
     num_stages: rows on their way through shared memory, by a persistent kernel; 0: they are loaded into registers.
+    overlap: launches overlap, which pays where one takes little longer than its start; loads are not read-only then.
   """
   rows: int
   columns: int
@@ -49,11 +51,12 @@ class RowPlan:
   grid: int
   ctas_per_sm: int = 1
   num_stages: int = 0
+  overlap: bool = False
 
   def launch(self) -> dict[str, Any]:
     """Keywords of tile_call."""
     return {"grid": self.grid, "warpgroups": self.warpgroups, "persistent": self.num_stages > 0,
-            "options": tt.CompileOptions(ctas_per_sm=self.ctas_per_sm)}
+            "options": tt.CompileOptions(ctas_per_sm=self.ctas_per_sm, overlap_launch=self.overlap)}
 
 
 @functools.lru_cache(maxsize=1024)
@@ -67,9 +70,9 @@ def plan_rows(shape: tuple[int, ...], dtype: np.dtype, arrays: int = 1, *, lean:
 
   Example:
     >>> plan_rows((32768, 1024), np.dtype("float16"), lean=True)
-    RowPlan(rows=2, columns=1024, warpgroups=1, grid=16384, ctas_per_sm=12, num_stages=0)
+    RowPlan(rows=2, columns=1024, warpgroups=1, grid=16384, ctas_per_sm=12, num_stages=0, overlap=False)
     >>> plan_rows((8192, 16384), np.dtype("float16"))
-    RowPlan(rows=1, columns=16384, warpgroups=4, grid=8192, ctas_per_sm=2, num_stages=0)
+    RowPlan(rows=1, columns=16384, warpgroups=4, grid=8192, ctas_per_sm=2, num_stages=0, overlap=False)
   """
   m, n = shape
   plenty = m * n * arrays * dtype.itemsize >= 4 * SM_90A.sm_count * 128 * _BYTES
@@ -91,7 +94,8 @@ def plan_rows(shape: tuple[int, ...], dtype: np.dtype, arrays: int = 1, *, lean:
       cost = threads * held / (rows * n) + 0.1 * abs(math.log2(held / wanted)) + 0.2 * (ctas == 1)
       if best is None or cost < best[0]:
         best = cost, RowPlan(rows, n, warpgroups, tt.cdiv(m, rows), ctas)
-  return RowPlan(1, _CHUNK, 2, m, 3) if best is None else best[1]
+  plan = RowPlan(1, _CHUNK, 2, m, 3) if best is None else best[1]
+  return dataclasses.replace(plan, overlap=m * n * arrays * dtype.itemsize <= _SHORT_BYTES)
 
 
 def ring_of_rows(shape: tuple[int, ...], dtype: np.dtype, arrays: int) -> RowPlan | None:

@@ -66,7 +66,7 @@ def _trap(m: Machine, op: Op) -> Act:
   return act
 
 
-@effect(isa.NANOSLEEP, isa.GRIDDEPCONTROL, isa.PREFETCH, isa.PREFETCH_TENSORMAP, isa.TMA_PREFETCH, isa.BULK_PREFETCH)
+@effect(isa.NANOSLEEP, isa.GRIDDEPCONTROL, isa.PREFETCH, isa.PREFETCH_TENSORMAP, isa.TMA_PREFETCH)
 def _hint(m: Machine, op: Op) -> Act:
   return lambda s, threads, at: None
 

@@ -203,6 +203,22 @@ def _bulk_load(m: Machine, op: Op) -> Act:
   return act
 
 
+@effect(isa.BULK_PREFETCH)
+def _bulk_prefetch(m: Machine, op: Op) -> Act:
+  """Moves nothing; but what it asks for are bytes of an array."""
+  names = [s.name for s in op.inst.form.slots]
+  size = m.registers.source(op.inst.operands[names.index("size")], op.inst.form.slots[names.index("size")])
+  find = global_addresses(m, op, "src")
+
+  def act(s: Strand, threads: np.ndarray, at: Any) -> None:
+    for t in threads.tolist():
+      start = int(find(np.array([t]), slice(t, t + 1))[0])
+      _demand_16(start, t)
+      addresses = np.arange(start, start + _bulk_size(size, t), 16)
+      m.memory.offsets(addresses, 16, 16, np.full(len(addresses), t))
+  return act
+
+
 def _bulk_size(row: Any, thread: int) -> int:
   n = int(row[slice(thread, thread + 1)][0])
   if n % 16 or n == 0:

@@ -202,6 +202,42 @@ def test_warps_whose_factors_are_all_one_leave_the_accumulator_alone():
   assert_close(got, want, "gemm")
 
 
+def rescaled_halves_kernel(a, b, f, c, *, between):
+  """rescaled_kernel with two accumulators; `between`: the first is read before the second one is rescaled."""
+  a_s = tt.alloc_shared((128, 64), a.dtype)
+  b_s = [tt.alloc_shared((64, 64), b.dtype) for _ in range(2)]
+  acc = [tt.alloc_fragment((128, 64), F32) for _ in range(2)]
+  seen = tt.alloc_fragment((128,), F32)
+  acc[0][...], acc[1][...], seen[...] = 0, 0, 0
+  tt.copy(a, a_s)
+  for k in tt.pipelined(f.shape[0], num_stages=2):
+    for h in range(2):
+      tt.copy(b.at[:, tt.block(h, 64)], b_s[h])
+    factors = f[k, :][:, None]
+    acc[0][...] *= factors
+    if between:
+      seen[...] += tt.max(acc[0][...], axis=1) * 0
+    acc[1][...] *= factors
+    for h in range(2):
+      tt.gemm(a_s, b_s[h], acc[h])
+  for h in range(2):
+    c[:, tt.block(h, 64)] = acc[h][...] + seen[...][:, None]
+
+
+@pytest.mark.parametrize(("between", "votes"), [(False, 1), (True, 2)])
+def test_one_branch_rescales_all_accumulators_whose_factors_are_the_same(between, votes):
+  a, b = random(0, 128, 64), random(1, 64, 128)
+  f = np.random.default_rng(2).choice([1.0, 0.5], (5, 128)).astype(np.float32)
+  f[1], f[2, :70] = 1, 1
+  lowered = lower(rescaled_halves_kernel, [struct(128, 64, dtype=BF16), struct(64, 128, dtype=BF16), struct(5, 128)],
+                  struct(128, 128), static={"between": between}, warpgroups=2)
+  assert lowered.as_text("ptx").count("vote.sync.any") == votes
+  product, want = a.astype(np.float64) @ b.astype(np.float64), np.zeros((128, 128))
+  for row in f:
+    want = want * row[:, None] + product
+  assert_close(lowered.simulate(a, b, f)[0], want, "gemm")
+
+
 def test_a_factor_that_is_not_a_number_reaches_every_element_of_its_row():
   a, b, f = random(0, 128, 64), random(1, 64, 64), np.ones((5, 128), np.float32)
   f[2, 77] = np.nan

@@ -53,6 +53,12 @@ def parts_of(found):
           if e.primitive.name == "gemm_async" and e.params["dispatch"] == "wgmma_rs"]
 
 
+def test_parts_go_to_shared_memory_and_come_back_as_matrices():
+  text = lowered(hidden=128, n=128).as_text("ptx")
+  before = text[:text.index("wgmma.mma_async", text.index("ldmatrix"))]      # of the second product
+  assert before.count("stmatrix.sync.aligned.m8n8.x4") == 4 and before.count("ldmatrix.sync.aligned.m8n8.x4") == 4
+
+
 @pytest.mark.parametrize("in_fragment", [True, False])
 @pytest.mark.parametrize("hidden", [128, 96, 32])
 def test_each_warpgroup_multiplies_its_own_columns_and_then_the_others(hidden, in_fragment):

@@ -42,6 +42,39 @@ def test_a_sync_stands_between_a_wait_for_wgmma_and_the_next_write(loop):
   assert_close(lowered.simulate(a, b)[0], 4 * a.astype(np.float64) @ b.astype(np.float64), "gemm")
 
 
+def test_a_slot_that_is_full_again_is_nobody_elses_any_more():
+  barrier, slot, other = (Var(RefType((8, 8), BF16, Space.SHARED)) for _ in range(3))
+  state = _State({slot, other}, {slot}, {slot, other}, frozenset(), {barrier: {slot}})
+  state.copy().refilled(other)
+  assert state.written == {slot, other}
+  state.refilled(barrier)
+  assert (state.written, state.read, state.unfenced) == ({other}, set(), {other})
+
+
+def written_between_kernel(x, y, out, *, stages):
+  """out[i] = x[i] y; the slot that x[i] was in is zeroed before it is filled again."""
+  x_s, y_s = tt.alloc_shared((64, 64), x.dtype), tt.alloc_shared((64, 64), y.dtype)
+  acc = tt.alloc_fragment((64, 64), jnp.float32)
+  tt.copy(y, y_s)
+  for i in tt.pipelined(4, num_stages=stages):
+    tt.copy(x.at[i], x_s)
+    tt.gemm(x_s, y_s, acc, accumulate=False)
+    out[i] = acc[...]
+    x_s[...] = 0
+
+
+@pytest.mark.parametrize(("stages", "fences"), [(1, 1), (2, 2)])
+def test_what_threads_did_to_a_slot_before_it_was_filled_needs_no_fence_where_it_is_read(stages, fences):
+  """Of several slots another one may be full."""
+  x, y = (rng.standard_normal(s).astype(BF16) for s in ((4, 64, 64), (64, 64)))
+  call = tt.tile_call(functools.partial(written_between_kernel, stages=stages), struct(4, 64, 64), grid=1, warpgroups=2)
+  lowered = call.lower(x, y)
+  loop = lowered.as_text("schedule").split("warpgroup[")[2]
+  assert loop.count("fence[kind=proxy_async_shared]") == fences
+  for seed in range(3):
+    assert_close(lowered.simulate(x, y, seed=seed)[0], x.astype(np.float64) @ y.astype(np.float64), "gemm")
+
+
 def test_a_wait_for_older_groups_says_nothing_of_the_newest():
   state = _State(set(), set(), set(), frozenset())
   x, y, z = (Var(RefType((8, 8), BF16, Space.SHARED)) for _ in range(3))

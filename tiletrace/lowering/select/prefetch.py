@@ -32,9 +32,10 @@ def prefetch_plan(ref: RefOperand, facts: Facts) -> PrefetchPlan | str:
     dim = dims[d]
     if d in guarded or (dim.stride != 1 and dim.size != 1):
       break
-    nbytes *= dim.size  # type: ignore[operator]
+    assert isinstance(dim.size, int)
+    nbytes *= dim.size
     dims[d] = dataclasses.replace(dim, size=1)
-    if dim.start != 0 or dim.size != shape[d]:             # what lies before and behind it is not of the view
+    if dim.size != shape[d]:           # what lies before and behind it is not of the view
       break
   if nbytes % _GRAIN:
     return f"pieces that are side by side, and provably inside of the array, have {nbytes} bytes, not a multiple of 16"
