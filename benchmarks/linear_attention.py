@@ -37,7 +37,8 @@ def inputs(b: int, s: int, h: int, dk: int, dv: int, seed: int) -> Inputs:
   return q, k, v, 1 - 2.0 ** (-5 - jnp.arange(h, dtype=jnp.float32)), jnp.full(b * s * h * (dk + dv), seed, jnp.uint16)
 
 
-def chunked(q: jax.Array, k: jax.Array, v: jax.Array, decay: jax.Array, *, chunk: int) -> jax.Array:
+def chunked(q: jax.Array, k: jax.Array, v: jax.Array, decay: jax.Array, *, chunk: int,
+            precision: str | None = None) -> jax.Array:
   """What a JAX user writes: products within chunks, and a scan that hands the state from one to the next."""
   b, s, h, dk = q.shape
   split = (x.reshape(b, s // chunk, chunk, h, -1).transpose(1, 0, 3, 2, 4) for x in (q, k, v))
@@ -49,7 +50,7 @@ def chunked(q: jax.Array, k: jax.Array, v: jax.Array, decay: jax.Array, *, chunk
 
   def step(state: jax.Array, qkv: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
     q, k, v = qkv
-    product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+    product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32, precision=precision)
     scores = (product("bhik,bhjk->bhij", q, k) * within).astype(q.dtype)
     out = product("bhij,bhjv->bhiv", scores, v) + before * product("bhik,bhkv->bhiv", q, state.astype(q.dtype))
     state = state * jnp.exp2(chunk * rate) + product("bhjk,bhjv->bhkv", (k * after).astype(k.dtype), v)
@@ -78,7 +79,7 @@ def check(operands: Inputs) -> dict[str, Any]:
   q, k, v, decay = operands[:4]
   jnp.full_like(v, jnp.nan).block_until_ready().delete()               # likely where the result will be
   got = jax.jit(ours)(q, k, v, decay)
-  wide = jax.jit(functools.partial(chunked, chunk=CHUNK))(*(x.astype(jnp.float32) for x in (q, k, v)), decay)
+  wide = jax.jit(functools.partial(chunked, chunk=CHUNK, precision="highest"))(*(x.astype(jnp.float32) for x in (q, k, v)), decay)
   head = tuple(np.asarray(x[-1, :, -1]).astype(np.float64) for x in (q, k, v))
   exact = recurrence(*head, float(decay[-1]))
   return {"error": harness.relative_error(np.asarray(got[-1, :, -1]), exact),

@@ -37,17 +37,17 @@ class Tiling:
     return tt.align_to(tt.cdiv(m, self.bm), rows), tt.align_to(tt.cdiv(n, self.bn), columns)
 
   def launch(self, m: int, n: int) -> dict[str, Any]:
-    """Keywords of tile_call. Where each SM has one tile at most, there is none for an epilogue to hide behind. Where
-    SMs have none, the next kernel's CTAs would lie where this one's do not, and are worse off than one on each SM."""
+    """Keywords of tile_call. Where each SM has one tile at most, there is none for an epilogue to hide behind, and so the
+    next launch begins in it; but not where SMs have none: its CTAs would fill those first, not one SM each."""
     grid = self.grid(m, n)
     tiles, sms = math.prod(grid), SM_90A.sm_count
     return {"grid": grid, "warpgroups": self.warpgroups, "cluster": self.cluster, "raster": 16,
-            "persistent": tiles > sms, "options": tt.CompileOptions(overlap_launch=tiles >= _FULL * sms)}
+            "persistent": tiles > sms, "options": tt.CompileOptions(overlap_launch=_FULL * sms <= tiles <= sms)}
 
 
 _TILINGS = (Tiling(128, 256, 2, 4, 1.0), Tiling(192, 192, 3, 4, 0.99), Tiling(128, 128, 2, 4, 0.85),
             Tiling(64, 128, 1, 6, 0.65), Tiling(64, 64, 1, 8, 0.45))
-_FULL = 0.95        # of the SMs have a tile: launches may overlap
+_FULL = 0.95        # of the SMs have a tile
 _LARGE = 2          # of them, for results of relu at most: another function needs registers of its own
 
 
