@@ -18,8 +18,8 @@ from benchmarks import harness, matmul, scaled_matmul
 from tests.tolerances import assert_close
 
 ROOT = pathlib.Path(__file__).parents[1]
-MEASURING = ("attention", "decode", "dequant_matmul", "grouped_matmul", "linear_attention", "matmul", "matmul_tails", "mla", "norms",
-             "scaled_matmul", "tutorial_gemm")
+MEASURING = ("attention", "decode", "dequant_matmul", "grouped_matmul", "linear_attention", "matmul", "matmul_tails",
+             "mla", "norms", "scaled_matmul", "tutorial_gemm")
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

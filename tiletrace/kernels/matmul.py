@@ -37,8 +37,8 @@ class Tiling:
     return tt.align_to(tt.cdiv(m, self.bm), rows), tt.align_to(tt.cdiv(n, self.bn), columns)
 
   def launch(self, m: int, n: int) -> dict[str, Any]:
-    """Keywords of tile_call. Where each SM has one tile at most, there is none for an epilogue to hide behind, and so the
-    next launch begins in it; but not where SMs have none: its CTAs would fill those first, not one SM each."""
+    """Keywords of tile_call. Where each SM has one tile at most, there is none for an epilogue to hide behind, so that
+    the next launch begins in it; but not where SMs have none: its CTAs would fill those first, not one SM each."""
     grid = self.grid(m, n)
     tiles, sms = math.prod(grid), SM_90A.sm_count
     return {"grid": grid, "warpgroups": self.warpgroups, "cluster": self.cluster, "raster": 16,
