@@ -63,6 +63,7 @@ int cuCtxGetDevice(int* out) { *out = 0; return 0; }
 int cuCtxPushCurrent_v2(void*) { return 0; }
 int cuCtxPopCurrent_v2(void** out) { *out = &context_storage; return 0; }
 int cuCtxSynchronize() { return 0; }
+int cuStreamSynchronize(void*) { return 0; }
 
 int cuModuleLoadData(void** out, const void* image) {
   Log("load %.8s", static_cast<const char*>(image));
