@@ -36,6 +36,25 @@ def identity_kernel(x, y, *, bm, bn):
   y[at] = x[at]
 
 
+def fetched_kernel(x, y, *, bm, bn):
+  at = tt.block(tt.program_id(0), bm), tt.block(tt.program_id(1), bn)
+  tt.prefetch(x.at[at])
+  s = tt.alloc_shared((bm, bn), x.dtype)
+  for _ in tt.pipelined(2, num_stages=2):
+    tt.copy(x.at[at], s)
+    y[at] = s[...]
+
+
+@case(blocks=((16, 128), (16, 64), (9, 128), (16, 48)), overlap=(True, False))
+def prefetches(rng, blocks, overlap):
+  """Whole rows, parts of them, rows that lie outside, and columns, of which nothing is fetched."""
+  bm, bn = blocks
+  x = normal(rng, 40, 128)
+  call = tt.tile_call(functools.partial(fetched_kernel, bm=bm, bn=bn), out((x.shape, x.dtype)),
+                      grid=(tt.cdiv(40, bm), tt.cdiv(128, bn)), options=tt.CompileOptions(overlap_launch=overlap))
+  return Case(call, (x,), (x,), "exact")
+
+
 @case(dtype=("f32", "bf16", "f16", "i32", "bool"))
 def tails(rng, dtype):
   x = normal(rng, 33, 100) > 0 if dtype == "bool" else (normal(rng, 33, 100) * 99).astype(DTYPES[dtype])
