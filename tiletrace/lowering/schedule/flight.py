@@ -96,11 +96,14 @@ class Flight:
     self._held = [h for g in self.old for h in g.held]       # what `old` has not released
     self._overlaps = False
 
-  def before(self, b: Builder, eqn: Eqn, acquired: list[RingResources]) -> None:
-    """The waits and releases before an equation that uses slots of the rings `acquired` for the first time."""
-    own = [conflicts(eqn, g.pending) or self._block(g.held, acquired, 0) for g in self.groups]
+  def before(self, b: Builder, eqn: Eqn, acquired: list[RingResources],
+             ahead: Mapping[RingResources, int]) -> None:
+    """The waits and releases before an equation that uses slots of the rings `acquired` for the first time; before it
+    fills these, the producer pushes `ahead` times what is not used yet."""
+    own = [conflicts(eqn, g.pending) or self._block(g.held, acquired, 0) or self._stops(g.held, ahead)
+           for g in self.groups]
     old = [conflicts(eqn, g.pending) for g in self.old]
-    full = self._block(self._held, acquired, self.spare)
+    full = self._block(self._held, acquired, self.spare) or self._stops(self._held, ahead)
     upto, from_before = max((i for i, needed in enumerate(own) if needed), default=-1), any(old) or full
     if from_before and upto < len(self.groups) - 1:
       self.lost = "what the same iteration has issued would be waited for with it"
@@ -142,6 +145,11 @@ class Flight:
   def _block(self, held: list[Held], acquired: list[RingResources], spare: int) -> bool:
     """The producer cannot fill the slot that comes next, and `spare` more, before one of these is released."""
     return any(h.resources in acquired and self._behind(h) + spare >= h.resources.ring.slots for h in held)
+
+  def _stops(self, held: list[Held], ahead: Mapping[RingResources, int]) -> bool:
+    """The producer makes pushes in their order: one that has to wait for these slots keeps those behind it back."""
+    return any(self._behind(h) + ahead.get(h.resources, 0) > h.resources.ring.slots for h in held
+               if ahead.get(h.resources, 0))
 
   def _behind(self, held: Held) -> int:
     return self.pushes[held.resources] - held.at
