@@ -175,13 +175,13 @@ class Consumer:
     """A loop whose groups are in flight over the back edge, where something overlaps with them there."""
     body, said = loop.blocks[0], len(self.notes)
     repeated, accumulators = (body.invars[0], loop.values[0]), {g.refs[-1].root for g in gemms_in(body)}
-    flight = Flight(self.arrivals, (), repeated, accumulators, settled)
+    alone = stays_in_flight(loop, self._pushes)               # else the producer is to run ahead meanwhile
+    flight = Flight(self.arrivals, (), repeated, accumulators, settled, early_releases=not alone)
     block = self._line(body, flight)
     left = flight.left()
     if left and self._may_go_round(loop, left):
       notes = self.notes[said:]
       del self.notes[said:]
-      alone = stays_in_flight(loop, self._pushes)             # else the producer is to run ahead meanwhile
       round_ = Flight(self.arrivals, left, repeated, accumulators, settled, 0 if alone else 1)
       again = self._line(body, round_)
       if alone:
@@ -192,6 +192,9 @@ class Consumer:
       self.notes[said:] = notes
       for g in left if round_.lost else ():
         self._note(loop, f"the gemm at {g.gemm.loc.short()} is waited for at the end of each iteration: {round_.lost}")
+    if alone:
+      flight = Flight(self.arrivals, (), repeated, accumulators, settled)
+      block = self._line(body, flight)
     self._report_early(body, flight, repeats=True)
     return [*self._before(loop, flight), loop.replace(blocks=(_appended(block, flight.finish),))]
 

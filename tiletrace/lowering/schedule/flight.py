@@ -86,9 +86,11 @@ class Flight:
   """
 
   def __init__(self, arrivals: int, old: Sequence[Group] = (), repeated: tuple[Var, Atom] | None = None,
-               accumulators: Set[Var] = frozenset(), settled: bool = False, spare: int = 0):
+               accumulators: Set[Var] = frozenset(), settled: bool = False, spare: int = 0,
+               early_releases: bool = True):
     self.arrivals, self.old, self.repeated = arrivals, list(old), repeated
     self.accumulators, self.settled, self.unsettled, self.spare = accumulators, settled, False, spare
+    self.early_releases = early_releases
     self.groups: list[Group] = []
     self.pushes: Counter[RingResources] = Counter()
     self.early: list[tuple[Eqn, Eqn, Group]] = []
@@ -129,7 +131,7 @@ class Flight:
     """
     behind = 1 if all(map(_from_registers, self.groups[-2:])) else 2
     upto = max((i for i, g in enumerate(self.groups[:-behind]) if g.held), default=-1)
-    if not self.old:
+    if not self.old and self.early_releases:
       self._complete(b, upto, all_old=False)
 
   def finish(self, b: Builder) -> None:
