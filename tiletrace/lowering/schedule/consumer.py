@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Mapping, Set
 
 from tiletrace.core.graph import Atom, Block, Eqn, Literal, RefOperand, Var, prefixed, walk, with_refs
@@ -103,13 +104,15 @@ class Consumer:
     """A block that leaves in flight what is in flight at its end."""
     out: list[Eqn] = []
     opened: list[_Live] = []
+    opened_at: set[Segment] = set()
     block, defining = sink_casts(block)
     for eqn in block.eqns:
       if eqn in self._pushes:
         continue
       b = Builder(eqn.loc)
       starts = self._starts.get(eqn, ())
-      flight.before(b, defining.get(eqn, eqn), [r for r, _ in starts])
+      flight.before(b, defining.get(eqn, eqn), [r for r, _ in starts], self._ahead(eqn, block, opened_at))
+      opened_at |= {s for _, s in starts}
       for resources, segment in starts:
         opened.append(self._acquire(b, resources, segment, block))
       out += b.eqns
@@ -122,6 +125,21 @@ class Consumer:
         flight.issued(b)
         out += b.eqns
     return dataclasses.replace(block, eqns=tuple(out))
+
+  def _ahead(self, eqn: Eqn, block: Block, opened: Set[Segment]) -> Counter[RingResources]:
+    """How often the producer pushes into each ring, in the order of the copies, up to what an equation or its blocks
+    wait for; without what is open, or has been."""
+    within = [s for e in (eqn, *(i for b in eqn.blocks for i in walk(b))) for _, s in self._starts.get(e, ())]
+    if not within:
+      return Counter()
+    at = {e: i for i, e in enumerate(block.eqns)}
+    last = max(at.get(s.copies[-1], at[eqn]) for s in within)
+    found = Counter(r for r in self.rings for s in r.ring.segments
+                    if s not in opened and at.get(s.copies[-1], last + 1) <= last)
+    for s in within:                 # in a block inside: any number of pushes
+      if s.copies[-1] not in at:
+        found.update({r: r.ring.slots + 1 for r in self.rings if s in r.ring.segments})
+    return found
 
   def _acquire(self, b: Builder, resources: RingResources, segment: Segment, block: Block) -> _Live:
     state = self.states[resources]
@@ -157,13 +175,13 @@ class Consumer:
     """A loop whose groups are in flight over the back edge, where something overlaps with them there."""
     body, said = loop.blocks[0], len(self.notes)
     repeated, accumulators = (body.invars[0], loop.values[0]), {g.refs[-1].root for g in gemms_in(body)}
-    flight = Flight(self.arrivals, (), repeated, accumulators, settled)
+    alone = stays_in_flight(loop, self._pushes)               # else the producer is to run ahead meanwhile
+    flight = Flight(self.arrivals, (), repeated, accumulators, settled, early_releases=not alone)
     block = self._line(body, flight)
     left = flight.left()
     if left and self._may_go_round(loop, left):
       notes = self.notes[said:]
       del self.notes[said:]
-      alone = stays_in_flight(loop, self._pushes)             # else the producer is to run ahead meanwhile
       round_ = Flight(self.arrivals, left, repeated, accumulators, settled, 0 if alone else 1)
       again = self._line(body, round_)
       if alone:
@@ -174,6 +192,9 @@ class Consumer:
       self.notes[said:] = notes
       for g in left if round_.lost else ():
         self._note(loop, f"the gemm at {g.gemm.loc.short()} is waited for at the end of each iteration: {round_.lost}")
+    if alone:
+      flight = Flight(self.arrivals, (), repeated, accumulators, settled)
+      block = self._line(body, flight)
     self._report_early(body, flight, repeats=True)
     return [*self._before(loop, flight), loop.replace(blocks=(_appended(block, flight.finish),))]
 

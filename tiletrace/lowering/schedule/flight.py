@@ -86,9 +86,11 @@ class Flight:
   """
 
   def __init__(self, arrivals: int, old: Sequence[Group] = (), repeated: tuple[Var, Atom] | None = None,
-               accumulators: Set[Var] = frozenset(), settled: bool = False, spare: int = 0):
+               accumulators: Set[Var] = frozenset(), settled: bool = False, spare: int = 0,
+               early_releases: bool = True):
     self.arrivals, self.old, self.repeated = arrivals, list(old), repeated
     self.accumulators, self.settled, self.unsettled, self.spare = accumulators, settled, False, spare
+    self.early_releases = early_releases
     self.groups: list[Group] = []
     self.pushes: Counter[RingResources] = Counter()
     self.early: list[tuple[Eqn, Eqn, Group]] = []
@@ -96,11 +98,14 @@ class Flight:
     self._held = [h for g in self.old for h in g.held]       # what `old` has not released
     self._overlaps = False
 
-  def before(self, b: Builder, eqn: Eqn, acquired: list[RingResources]) -> None:
-    """The waits and releases before an equation that uses slots of the rings `acquired` for the first time."""
-    own = [conflicts(eqn, g.pending) or self._block(g.held, acquired, 0) for g in self.groups]
+  def before(self, b: Builder, eqn: Eqn, acquired: list[RingResources],
+             ahead: Mapping[RingResources, int]) -> None:
+    """The waits and releases before an equation that uses slots of the rings `acquired` for the first time; before it
+    fills these, the producer pushes `ahead` times what is not used yet."""
+    own = [conflicts(eqn, g.pending) or self._block(g.held, acquired, 0) or self._stops(g.held, ahead)
+           for g in self.groups]
     old = [conflicts(eqn, g.pending) for g in self.old]
-    full = self._block(self._held, acquired, self.spare)
+    full = self._block(self._held, acquired, self.spare) or self._stops(self._held, ahead)
     upto, from_before = max((i for i, needed in enumerate(own) if needed), default=-1), any(old) or full
     if from_before and upto < len(self.groups) - 1:
       self.lost = "what the same iteration has issued would be waited for with it"
@@ -126,7 +131,7 @@ class Flight:
     """
     behind = 1 if all(map(_from_registers, self.groups[-2:])) else 2
     upto = max((i for i, g in enumerate(self.groups[:-behind]) if g.held), default=-1)
-    if not self.old:
+    if not self.old and self.early_releases:
       self._complete(b, upto, all_old=False)
 
   def finish(self, b: Builder) -> None:
@@ -142,6 +147,11 @@ class Flight:
   def _block(self, held: list[Held], acquired: list[RingResources], spare: int) -> bool:
     """The producer cannot fill the slot that comes next, and `spare` more, before one of these is released."""
     return any(h.resources in acquired and self._behind(h) + spare >= h.resources.ring.slots for h in held)
+
+  def _stops(self, held: list[Held], ahead: Mapping[RingResources, int]) -> bool:
+    """The producer makes pushes in their order: one that has to wait for these slots keeps those behind it back."""
+    return any(self._behind(h) + ahead.get(h.resources, 0) > h.resources.ring.slots for h in held
+               if ahead.get(h.resources, 0))
 
   def _behind(self, held: Held) -> int:
     return self.pushes[held.resources] - held.at

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Set
 
 from tiletrace.core.effects import Access, RefEffect
-from tiletrace.core.graph import Block, Eqn, Var
+from tiletrace.core.graph import Block, Eqn, Var, walk
 from tiletrace.core.ops.barrier import barrier_wait_p, sync_p
 from tiletrace.core.ops.mma import gemm_async_p, wgmma_wait_p
 from tiletrace.core.rules import effects
@@ -124,12 +124,18 @@ def _nested(eqn: Eqn, buffers: set[Var], state: _State) -> Eqn:
   for inner in eqn.blocks:
     branch = state if loops else state.copy()
     block = _block(inner, buffers, branch)
-    if branch.written & branch.slots and not loops:
+    if not loops and (branch.written | branch.unfenced) & branch.slots & _written_in(inner, branch.slots):
       block = _synced(block, branch, eqn.loc)
     blocks.append(block)
     after.join(branch)
   state.join(after)
   return eqn.replace(blocks=tuple(blocks))
+
+
+def _written_in(block: Block, buffers: Set[Var]) -> set[Var]:
+  """What equations of the block itself write: a branch that only comes after a write has nothing to sync for, and
+  warps may go through it apart (unit_factors.py)."""
+  return {v for e in walk(block) if not e.blocks for v in _touched(e, set(buffers))[1]}
 
 
 def _synced(block: Block, state: _State, loc: Loc) -> Block:

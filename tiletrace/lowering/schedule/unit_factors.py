@@ -16,6 +16,7 @@ from tiletrace.core.ops.shape import broadcast_in_dim_p
 from tiletrace.core.rules import effects
 from tiletrace.core.types import Space
 from tiletrace.lowering.layouts.relation import Layout
+from tiletrace.lowering.schedule.asynchrony import accesses
 from tiletrace.lowering.schedule.builder import Builder
 
 _LEAST_REGISTERS = 16         # of an accumulator for each factor that a thread holds
@@ -39,8 +40,11 @@ class UnitFactors:
 
   def block(self, block: Block) -> Block:
     made = {v: e for e in block.eqns for v in e.outvars}
-    uses = Counter(a for e in walk(block) for a in e.invars if isinstance(a, Var))
-    found = {e: r for e in block.eqns if (r := self._rescaling(e, made, uses)) is not None}
+    uses = Counter(a for e in walk(block) for a in (*e.invars, *(o for b in e.blocks for o in b.outs))
+                   if isinstance(a, Var))
+    uses.update(a for a in block.outs if isinstance(a, Var))
+    found = {e: r for e in block.eqns if (r := self._rescaling(e, made, uses)) is not None and
+             _stays(block, r[0], e)}
     replaced: dict[Eqn, list[Eqn]] = {}
     for stores in self._together(block, found):
       eqns = [e for store in stores for e in (*found[store][:2], store)]
@@ -96,6 +100,12 @@ class UnitFactors:
     (some,) = b.bind(warp_any_p, (differs,), {})
     b.when(some, Block((), tuple(eqns), ()))
     return b.eqns
+
+
+def _stays(block: Block, load: Eqn, store: Eqn) -> bool:
+  """Nothing writes the accumulator between the load and the store, to whose place the load moves."""
+  between = block.eqns[block.eqns.index(load) + 1:block.eqns.index(store)]
+  return not any(store.refs[0].root in accesses(e)[1] for e in between)
 
 
 def _source(factor: Var, made: dict[Var, Eqn]) -> Var:
