@@ -313,6 +313,7 @@ class Graph:
       self._kept = enqueue, enqueue(int(self._stream))
     except BaseException:              # else the thread captures on, and every later call of it fails
       cuda.cuGraphDestroy(cuda.cuStreamEndCapture(self._stream)[1])
+      cuda.cuStreamDestroy(self._stream)
       raise
     graph = _check(cuda.cuStreamEndCapture(self._stream), "capture")
     self._executable = _check(cuda.cuGraphInstantiate(graph, 0), "graph")

@@ -221,8 +221,9 @@ def _bulk_prefetch(m: Machine, op: Op) -> Act:
 
 def _bulk_size(row: Any, thread: int) -> int:
   n = int(row[slice(thread, thread + 1)][0])
-  if n % 16 or n == 0:
-    raise Violation("misaligned", f"a bulk copy of {n} bytes: a multiple of 16 is allowed", threads=[thread])
+  if n % 16 or not 0 < n < 2**20:
+    raise Violation("misaligned", f"a bulk copy of {n} bytes: multiples of 16 below 2**20 are allowed",
+                    threads=[thread])
   return n
 
 

@@ -74,6 +74,7 @@ def fetched(lowered, w, monkeypatch):
   ((40, 64), np.float32, 16, 64, 256),          # the last rows lie outside: row by row, as far as there are some
   ((7, 8), BF16, 4, 8, 16),
   ((512, 16), np.int8, 512, 16, 8192),
+  ((1 << 11, 1 << 10), np.int8, 1 << 11, 1 << 10, 1 << 10),      # all of it is more than an instruction takes
 ], ids=str)
 def test_each_byte_of_the_array_is_asked_for_once(shape, dtype, rows, columns, nbytes, monkeypatch):
   w = np.ones(shape, dtype)
@@ -87,6 +88,7 @@ def test_each_byte_of_the_array_is_asked_for_once(shape, dtype, rows, columns, n
   ((64, 40), BF16, 16, 16, "have 2 bytes, not a multiple of 16"),            # the last columns lie outside
   ((64, 36), BF16, 16, 12, "have 24 bytes, not a multiple of 16"),
   ((64, 36), BF16, 16, 24, "have 2 bytes"),
+  ((2, 1 << 20), np.int8, 1, 1 << 20, "1048576 bytes lie side by side, an instruction fetches 1048560 at most"),
   ((48, 12), BF16, 3, 12, "have 72 bytes"),
 ], ids=str)
 def test_a_view_without_runs_of_16_bytes_is_left_out_and_the_report_says_why(shape, dtype, rows, columns, reason):
@@ -119,6 +121,32 @@ def test_the_runs_of_a_view_are_its_bytes(data):
     assert len(covered) == len(wanted) and set(covered) == wanted and not (starts * 4 % 16).any()
   else:
     assert "16" in str(choice)
+
+
+def elected_kernel(w, y):
+  with tt.warpgroup(0):
+    with tt.elect():
+      tt.prefetch(w.at[:, 0:16])
+    y[...] = tt.full((4,), 1, jnp.float32)
+
+
+def test_one_elected_thread_asks_for_all_of_it(monkeypatch):
+  w = np.ones((40, 32), np.float32)
+  times, sizes = fetched(tt.tile_call(elected_kernel, struct(4), grid=1).lower(w), w, monkeypatch)
+  assert (times.reshape(40, 32, 4) == (np.arange(32) < 16)[:, None]).all() and sizes == [64] * 40
+
+
+@pytest.mark.parametrize("rows", [slice(0, 0), slice(None)])
+def test_of_nothing_there_is_nothing_to_bring(rows):
+  def kernel(w, y):
+    tt.prefetch(w.at[rows, :])
+    y[...] = 0
+
+  w = np.ones((4 if rows.stop == 0 else 0, 64), np.float32)
+  lowered = tt.tile_call(kernel, struct(1), grid=1).lower(w)
+  (choice,) = [c for c in lowered.choices if c.op == "prefetch"]
+  assert choice.variant == "none" and "there is nothing in it" in str(choice)
+  assert lowered.simulate(w)[0] == 0
 
 
 def lines_of(call, *inputs):

@@ -16,7 +16,10 @@ def _prefetch(ctx: EmitContext, eqn: Eqn) -> None:
   if eqn.params["dispatch"] == "none":
     return
   starts = eqn.refs[0]                 # of the runs
-  layout = blocked(starts.view.static_shape, 8 * starts.type.dtype.itemsize, _WARPS * ctx.scope.count, vec=1)
+  shape, bits, warps = starts.view.static_shape, 8 * starts.type.dtype.itemsize, _WARPS * ctx.scope.count
+  layout = blocked((1,) * len(shape) if ctx.scope.elected else shape, bits, warps, vec=1)
+  for d, n in enumerate(shape if ctx.scope.elected else ()):       # all of them in one thread
+    layout = layout.repeat("reg", n, d)
   access = GlobalAccess(ctx, starts, eqn.params["guard"], layout, storing=True)
   for reg in range(access.count):
     address, pred = access.at(reg)

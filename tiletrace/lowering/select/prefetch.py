@@ -12,7 +12,8 @@ from tiletrace.lowering.select.context import SelectContext, guard_dims, select_
 from tiletrace.lowering.strides import divisor, row_major_strides
 from tiletrace.lowering.variants import Choice, Variant, choose
 
-_GRAIN = 16            # bytes; of addresses and sizes: PTX ISA, cp.async.bulk.prefetch
+_GRAIN = 16                  # bytes; of addresses and sizes: PTX ISA, cp.async.bulk.prefetch
+_MOST = 2**20 - _GRAIN       # of one instruction, as ptxas has it
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,12 +28,18 @@ def prefetch_plan(ref: RefOperand, facts: Facts) -> PrefetchPlan | str:
   dims, shape, item = list(ref.view.dims), ref.type.shape, ref.type.dtype.itemsize
   if not all(isinstance(d.size, int) for d in dims):
     return "how much it is, each call decides"
+  if 0 in (*(d.size for d in dims), *shape):
+    return "there is nothing in it"
   guarded, nbytes = set(guard_dims(ref, facts)), item
   for d in reversed(range(len(dims))):
     dim = dims[d]
     if d in guarded or (dim.stride != 1 and dim.size != 1):
       break
     assert isinstance(dim.size, int)
+    if nbytes * dim.size > _MOST:
+      if nbytes == item:
+        return f"{nbytes * dim.size} bytes lie side by side, an instruction fetches {_MOST} at most"
+      break
     nbytes *= dim.size
     dims[d] = dataclasses.replace(dim, size=1)
     if dim.size != shape[d]:           # what lies before and behind it is not of the view
