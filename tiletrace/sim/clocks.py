@@ -49,6 +49,15 @@ class Token:
   foreign: tuple[Token, ...]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Init:
+  """An mbarrier's initialisation, and whether it is visible to the asynchronous proxy."""
+  thread: int
+  value: int
+  fenced: bool
+  where: Any
+
+
 class Grid:
   """What the race detectors of a grid share: numbers for places, which shadows keep."""
 

@@ -73,6 +73,7 @@ class Launch:
     grid_order, shadows: what the race detectors of all clusters share; None and empty: races are not looked for.
     counters: a `summary.Counters`, or None.
     written: which arrays of the memory are outputs.
+    first_only: whether the first race ends the run.
     findings: faults that did not end the run.
     released: by global address and (cluster, thread), what was released there (order.py).
   """
@@ -89,6 +90,7 @@ class Launch:
   shadows: tuple[Shadow, ...] = ()
   counters: Counters | None = None
   written: frozenset[int] = frozenset()
+  first_only: bool = False
   steps: int = 0
   findings: list[Fault] = dataclasses.field(default_factory=list)
   released: dict[int, dict[tuple[int, int], Token]] = dataclasses.field(default_factory=dict)
@@ -206,6 +208,9 @@ class Machine:
       raise Stop(self.fault(v, None)) from None
     self.collect_races()
     return "done"
+
+  def raced(self) -> bool:
+    return self.races is not None and bool(self.races.findings)
 
   def _complete(self, event: Event) -> None:
     self.events.remove(event)

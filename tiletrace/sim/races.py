@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from tiletrace.sim.clocks import NO_COLUMNS, NOTHING, Agent, Clock, Grid, Token, join, rows_of
+from tiletrace.sim.clocks import NO_COLUMNS, NOTHING, Agent, Clock, Grid, Init, Token, join, rows_of
 from tiletrace.sim.conflicts import (
   BARRIER_NOT_VISIBLE,
   KINDS,
@@ -90,9 +90,9 @@ class RaceDetector:
     self._generic, self._agents = np.arange(capacity) < threads, np.zeros(capacity, bool)
     self._team: dict[int, tuple[int, ...]] = {}       # agent's column -> all who issued it
     self._tokens: dict[Token, int] = {}               # of other CTAs -> the column that says which threads know it
-    self._readers = Readers(capacity)
+    self._readers = Readers(capacity, cta)
     self._copies = -1                         # first column of cp.async, once it is used
-    self._mbarriers: dict[int, _Init] = {}
+    self._mbarriers: dict[int, Init] = {}
     self._seen: set[tuple] = set()
     self.findings: list[Finding] = []
     self._bases: list[int] = []
@@ -327,7 +327,7 @@ class RaceDetector:
 
   def mbarrier_init(self, thread: int, address: int, where: Hashable) -> None:
     """mbarrier.init: a generic write that other threads and the asynchronous proxy must be able to see."""
-    self._mbarriers[address] = _Init(thread, int(self._c[thread, thread]), False, where)
+    self._mbarriers[address] = Init(thread, int(self._c[thread, thread]), False, where)
 
   def mbarrier_fence(self, threads: np.ndarray) -> None:
     """fence.mbarrier_init: the initialisations before it become visible to the asynchronous proxy."""
@@ -396,21 +396,41 @@ class RaceDetector:
     if strong:
       return
     alone = (shadow.r_row[at] < 0) & self._ordered(actor, shadow.r_col[at], shadow.r_clk[at])
-    sole = at[alone]
-    shadow.r_col[sole], shadow.r_clk[sole], shadow.r_place[sole] = actor.column[alone], actor.value[alone], place
-    rest = ~alone | (shadow.r_col[at] != actor.column)        # the latter: lanes that read one place together
+    if alone.all():
+      shadow.r_col[at], shadow.r_clk[at], shadow.r_place[at] = actor.column, actor.value, place
+      if actor.agent is not None:
+        return
+      rest = shadow.r_col[at] != actor.column                 # lanes that read one place together
+    else:
+      sole = at[alone]
+      shadow.r_col[sole], shadow.r_clk[sole], shadow.r_place[sole] = actor.column[alone], actor.value[alone], place
+      rest = ~alone | (shadow.r_col[at] != actor.column)
     if rest.any():
-      self._share(shadow, at[rest], actor.only(rest), place)
+      (self._share if actor.agent is None else self._share_alike)(shadow, at[rest], actor.only(rest), place)
 
   def _share(self, shadow: Shadow, at: np.ndarray, actor: _Actor, place: int) -> None:
     """Adds readers to granules that have others, which these are not ordered after."""
-    new = np.unique(at[shadow.r_row[at] < 0])
+    row = shadow.r_row[at]
+    if (old := np.flatnonzero(row >= 0)).size:
+      granules = np.unique(at[old])
+      shadow.r_row[granules] = self._readers.alone(shadow.r_row[granules])
+    new = np.unique(at[row < 0])
     rows = self._readers.take(len(new))
     new = new[:len(rows)]
     self._readers.rows[rows, shadow.r_col[new]] = shadow.r_clk[new]
     shadow.r_row[new] = rows
     row = shadow.r_row[at]
     self._readers.rows[row[row >= 0], actor.column[row >= 0]] = actor.value[row >= 0]
+    shadow.r_col[at], shadow.r_clk[at], shadow.r_place[at] = actor.column, actor.value, place
+
+  def _share_alike(self, shadow: Shadow, at: np.ndarray, actor: _Actor, place: int) -> None:
+    """The same for an asynchronous operation: many granules have the same readers before, and then."""
+    row = shadow.r_row[at]
+    if (new := np.flatnonzero(row < 0)).size:
+      row[new] = self._readers.take_alike(shadow.r_col[at[new]], shadow.r_clk[at[new]])
+    known = row >= 0
+    row[known] = self._readers.add_to_all(row[known], int(actor.column[0]), int(actor.value[0]))
+    shadow.r_row[at] = row
     shadow.r_col[at], shadow.r_clk[at], shadow.r_place[at] = actor.column, actor.value, place
 
   def _store(self, shadow: Shadow, at: np.ndarray, actor: _Actor, place: int, atomic: bool,
@@ -427,9 +447,9 @@ class RaceDetector:
     read = ~self._ordered(actor, shadow.r_col[at], shadow.r_clk[at])
     row = shadow.r_row[at]
     if (several := np.flatnonzero(row >= 0)).size:
-      read[several] = (self._readers.rows[row[several]] > self._horizon(actor.only(several))).any(-1)
+      read[several] = self._read_since(row[several], actor.only(several))
       self._conflicts_with_rows(shadow, at, actor, place, several[read[several]])
-      self._readers.free(row[several])
+      self._readers.drop(row[several] if actor.agent is not None else shadow.r_row[np.unique(at[several])])
       shadow.r_row[at] = -1
       read[several] = False
     if read.any():
@@ -444,6 +464,13 @@ class RaceDetector:
       twice &= lost
     if not atomic and twice.any():
       self._conflicts(shadow, at, actor, place, twice, with_write=True)
+
+  def _read_since(self, rows: np.ndarray, actor: _Actor) -> np.ndarray:
+    """Whether some reader in each of the rows is not ordered before."""
+    if actor.agent is None:
+      return (self._readers.rows[rows] > self._horizon(actor)).any(-1)
+    each, which = np.unique(rows, return_inverse=True)
+    return (self._readers.rows[each] > self._horizon(actor)).any(-1)[which]
 
   # ---- the grid
 
@@ -566,12 +593,3 @@ class RaceDetector:
       self._seen.add(key)
       threads, others = (tuple(int(t) for t in np.unique(np.asarray(x, int))) for x in (threads, others))
       self.findings.append(Finding(kind, where, other, threads, others, tuple(np.unique(addresses).tolist()), nbytes))
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Init:
-  """An mbarrier's initialisation, and whether it is visible to the asynchronous proxy."""
-  thread: int
-  value: int
-  fenced: bool
-  where: Any
