@@ -76,7 +76,7 @@ class Grid:
 def rows_of(threads: np.ndarray) -> Any:
   """Threads as a slice where they are neighbours: numpy then makes no copy."""
   first, n = int(threads[0]), len(threads)
-  return slice(first, first + n) if int(threads[-1]) - first == n - 1 and (np.diff(threads) == 1).all() else threads
+  return slice(first, first + n) if int(threads[-1]) - first == n - 1 and (threads[1:] > threads[:-1]).all() else threads
 
 
 def join(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray:

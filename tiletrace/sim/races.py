@@ -46,7 +46,7 @@ from tiletrace.sim.conflicts import (
   WRITE_TO_INPUT,
   Finding,
 )
-from tiletrace.sim.shadow import Readers, Shadow
+from tiletrace.sim.shadow import Readers, Shadow, distinct
 
 
 @dataclasses.dataclass(slots=True)
@@ -60,7 +60,7 @@ class _Actor:
   p: np.ndarray | None = None
 
   def knows(self, columns: np.ndarray, values: Any) -> np.ndarray:
-    return (self.c[columns] if self.t is None else self.c[self.t, columns]) >= values
+    return self.c.take(columns if self.t is None else self.t * self.c.shape[1] + columns) >= values
 
   def only(self, which: np.ndarray) -> _Actor:
     t = None if self.t is None else self.t[which]
@@ -214,7 +214,7 @@ class RaceDetector:
              ) -> tuple[np.ndarray, _Actor]:
     at, each = shadow.of_lanes(addresses, nbytes, self._readers)
     t = threads if each == 1 else np.repeat(threads, each)
-    return at, _Actor(t, self._c[t, t], self._c, t)
+    return at, _Actor(t, self._c.take(t * (self._c.shape[1] + 1)), self._c, t)
 
   # ---- cp.async
 
@@ -356,7 +356,7 @@ class RaceDetector:
     """[(memory, which of the accesses are in it)]."""
     if not len(addresses):
       return []
-    low, high = int(addresses.min()), int(addresses.max())
+    low, high = int(np.minimum.reduce(addresses)), int(np.maximum.reduce(addresses))
     first, last = bisect.bisect(self._bases, low) - 1, bisect.bisect(self._bases, high) - 1
     assert first >= 0 and high < self._memories[last].base + self._memories[last].nbytes, f"{low:#x}..{high:#x}"
     if first == last:
@@ -366,9 +366,9 @@ class RaceDetector:
 
   def _sees(self, shadow: Shadow, at: np.ndarray, actor: _Actor) -> np.ndarray:
     """Whether each granule's last write is ordered before, and visible."""
-    column, value = shadow.w_col[at], shadow.w_clk[at]
+    column, value = shadow.w_col.take(at), shadow.w_clk.take(at)
     if shadow.grid_wide:                      # columns of another CTA's clocks: _foreign_load, _foreign_store
-      own = shadow.w_cta[at] == self.cta
+      own = shadow.w_cta.take(at) == self.cta
       column, value = np.where(own, column, 0), np.where(own, value, 0)
     return self._ordered(actor, column, value)
 
@@ -376,7 +376,7 @@ class RaceDetector:
     """Whether each earlier access is ordered before, and visible."""
     ordered = actor.knows(column, value)
     if actor.p is not None:
-      ordered &= ~self._generic[column] | (actor.p[column] >= value)
+      ordered &= ~self._generic.take(column) | (actor.p.take(column) >= value)
     return ordered
 
   def _horizon(self, actor: _Actor) -> np.ndarray:
@@ -395,12 +395,12 @@ class RaceDetector:
       self._conflicts(shadow, at, actor, place, ~seen, with_write=True)
     if strong:
       return
-    alone = (shadow.r_row[at] < 0) & self._ordered(actor, shadow.r_col[at], shadow.r_clk[at])
+    alone = (shadow.r_row.take(at) < 0) & self._ordered(actor, shadow.r_col.take(at), shadow.r_clk.take(at))
     if alone.all():
       shadow.r_col[at], shadow.r_clk[at], shadow.r_place[at] = actor.column, actor.value, place
       if actor.agent is not None:
         return
-      rest = shadow.r_col[at] != actor.column                 # lanes that read one place together
+      rest = shadow.r_col.take(at) != actor.column            # lanes that read one place together
     else:
       sole = at[alone]
       shadow.r_col[sole], shadow.r_clk[sole], shadow.r_place[sole] = actor.column[alone], actor.value[alone], place
@@ -412,9 +412,9 @@ class RaceDetector:
     """Adds readers to granules that have others, which these are not ordered after."""
     row = shadow.r_row[at]
     if (old := np.flatnonzero(row >= 0)).size:
-      granules = np.unique(at[old])
+      granules = distinct(at[old])
       shadow.r_row[granules] = self._readers.alone(shadow.r_row[granules])
-    new = np.unique(at[row < 0])
+    new = distinct(at[row < 0])
     rows = self._readers.take(len(new))
     new = new[:len(rows)]
     self._readers.rows[rows, shadow.r_col[new]] = shadow.r_clk[new]
@@ -444,12 +444,12 @@ class RaceDetector:
       seen |= ~changed
     if not seen.all():
       self._conflicts(shadow, at, actor, place, ~seen, with_write=True)
-    read = ~self._ordered(actor, shadow.r_col[at], shadow.r_clk[at])
-    row = shadow.r_row[at]
+    read = ~self._ordered(actor, shadow.r_col.take(at), shadow.r_clk.take(at))
+    row = shadow.r_row.take(at)
     if (several := np.flatnonzero(row >= 0)).size:
       read[several] = self._read_since(row[several], actor.only(several))
       self._conflicts_with_rows(shadow, at, actor, place, several[read[several]])
-      self._readers.drop(row[several] if actor.agent is not None else shadow.r_row[np.unique(at[several])])
+      self._readers.drop(row[several] if actor.agent is not None else shadow.r_row[distinct(at[several])])
       shadow.r_row[at] = -1
       read[several] = False
     if read.any():
@@ -459,7 +459,7 @@ class RaceDetector:
     shadow.r_clk[at] = 0
     if shadow.grid_wide:
       shadow.w_cta[at], shadow.r_cta[at], shadow.r_many[at] = self.cta, -1, False
-    twice = shadow.w_col[at] != actor.column                  # lanes that write one place together
+    twice = shadow.w_col.take(at) != actor.column             # lanes that write one place together
     if lost is not None:
       twice &= lost
     if not atomic and twice.any():
@@ -510,7 +510,7 @@ class RaceDetector:
 
   def _foreign_load(self, shadow: Shadow, at: np.ndarray, actor: _Actor, place: int, strong: bool) -> None:
     """Compares with the last write, where another CTA made it."""
-    written, reader = shadow.w_cta[at], shadow.r_cta[at]
+    written, reader = shadow.w_cta.take(at), shadow.r_cta.take(at)
     bad = (written >= 0) & (written != self.cta)
     if bad.any():
       bad &= ~self._learnt(actor, written, shadow.w_col[at], shadow.w_clk[at])
@@ -528,7 +528,7 @@ class RaceDetector:
   def _foreign_store(self, shadow: Shadow, at: np.ndarray, actor: _Actor, place: int, atomic: bool,
                      changed: np.ndarray | None) -> None:
     """Compares with the last write and read, where another CTA made them; of several readers with the last one."""
-    written, reader = shadow.w_cta[at], shadow.r_cta[at]
+    written, reader = shadow.w_cta.take(at), shadow.r_cta.take(at)
     wrote, has_read = (written >= 0) & (written != self.cta), (reader >= 0) & (reader != self.cta)
     bad = wrote & ~self._learnt(actor, written, shadow.w_col[at], shadow.w_clk[at])
     if atomic:
