@@ -41,7 +41,7 @@ def _set_environment() -> None:
   if isinstance(_no_gpu(), str):
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     if importlib.metadata.version("jaxlib").startswith("0.10."):       # XLA ends at a flag that it does not know
-      flags.append("--xla_cpu_use_fusion_emitters=false")
+      flags += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
   os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags])
   if "TT_CACHE_DIR" not in os.environ:        # workers inherit the directory of the process that started them
     os.environ["TT_CACHE_DIR"] = tempfile.mkdtemp(prefix="tiletrace-tests-")
