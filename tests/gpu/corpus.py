@@ -4,6 +4,7 @@ A case is a function decorated with `case`; it gets a random generator and retur
 """
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import zlib
 from collections.abc import Callable, Sequence
@@ -50,8 +51,21 @@ def case(function: Callable[..., Case] | None = None, **variants: Sequence[Any])
   return register if function is None else register(function)
 
 
-def build(name: str) -> Case:
-  return CASES[name](np.random.default_rng(zlib.crc32(name.encode())))
+_small = contextvars.ContextVar("_small", default=False)
+
+
+def build(name: str, *, small: bool = False) -> Case:
+  """The case; where `small` is set, `on_a_gpu` gives what suffices for the simulator's device, which has two SMs."""
+  token = _small.set(small)
+  try:
+    return CASES[name](np.random.default_rng(zlib.crc32(name.encode())))
+  finally:
+    _small.reset(token)
+
+
+def on_a_gpu(size: Any, small: Any) -> Any:
+  """A size that gives more programs than a GPU has SMs, or a small one that gives several times two."""
+  return small if _small.get() else size
 
 
 def out(*shapes_and_dtypes: tuple[tuple[int, ...], Any]) -> Any:
