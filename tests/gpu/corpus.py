@@ -4,7 +4,6 @@ A case is a function decorated with `case`; it gets a random generator and retur
 """
 from __future__ import annotations
 
-import contextvars
 import dataclasses
 import zlib
 from collections.abc import Callable, Sequence
@@ -51,21 +50,25 @@ def case(function: Callable[..., Case] | None = None, **variants: Sequence[Any])
   return register if function is None else register(function)
 
 
-_small = contextvars.ContextVar("_small", default=False)
+class _Building:
+  """The case that is being built: its name, and whether a small one is wanted."""
+  name, small = "", False
+
+
+SIZED: set[str] = set()          # cases built so far that have a small form
 
 
 def build(name: str, *, small: bool = False) -> Case:
-  """The case; where `small` is set, `on_a_gpu` gives what suffices for the simulator's device, which has two SMs."""
-  token = _small.set(small)
-  try:
-    return CASES[name](np.random.default_rng(zlib.crc32(name.encode())))
-  finally:
-    _small.reset(token)
+  """The case; `small`: with fewer programs, for the simulator."""
+  _Building.name, _Building.small = name, small
+  return CASES[name](np.random.default_rng(zlib.crc32(name.encode())))
 
 
 def on_a_gpu(size: Any, small: Any) -> Any:
-  """A size that gives more programs than a GPU has SMs, or a small one that gives several times two."""
-  return small if _small.get() else size
+  """A size for a GPU, which runs hundreds of programs side by side; or one for the simulator, whose device has two SMs,
+  with fewer programs of the same instructions: whole tiles, edges, several tiles for each persistent CTA."""
+  SIZED.add(_Building.name)
+  return small if _Building.small else size
 
 
 def out(*shapes_and_dtypes: tuple[tuple[int, ...], Any]) -> Any:

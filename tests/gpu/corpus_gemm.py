@@ -67,6 +67,7 @@ def matmul_by_threads_that_takes_its_tiles(rng):
 
 @case(shape=((13, 8, 24), (1000, 776, 336), (128, 256, 0), (1, 8, 8), (300, 512, 64)))
 def matmul_tails(rng, shape):
+  shape = on_a_gpu(shape, (1000, 264, 336)) if shape[0] == 1000 else shape
   return matmul(rng, *shape, bn=256, num_stages=4, persistent=True, raster=8)
 
 
