@@ -64,6 +64,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
       item.add_marker(pytest.mark.skip(reason=f"the GPU has compute capability {found}.x"))
 
 
+def pytest_collection_finish() -> None:
+  """Modules and tests stay to the end: no collection looks at them again, pytest's last ones (seconds) neither."""
+  gc.freeze()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
   parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/*.txt with what the tests see")
 

@@ -468,9 +468,9 @@ class RaceDetector:
   def _read_since(self, rows: np.ndarray, actor: _Actor) -> np.ndarray:
     """Whether some reader in each of the rows is not ordered before."""
     if actor.agent is None:
-      return (self._readers.rows[rows] > self._horizon(actor)).any(-1)
+      return np.asarray((self._readers.rows[rows] > self._horizon(actor)).any(-1))
     each, which = np.unique(rows, return_inverse=True)
-    return (self._readers.rows[each] > self._horizon(actor)).any(-1)[which]
+    return np.asarray((self._readers.rows[each] > self._horizon(actor)).any(-1))[which]
 
   # ---- the grid
 
