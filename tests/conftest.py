@@ -41,7 +41,7 @@ def _set_environment() -> None:
   if isinstance(_no_gpu(), str):
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     if importlib.metadata.version("jaxlib").startswith("0.10."):       # XLA ends at a flag that it does not know
-      flags.append("--xla_cpu_use_fusion_emitters=false")
+      flags += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
   os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags])
   if "TT_CACHE_DIR" not in os.environ:        # workers inherit the directory of the process that started them
     os.environ["TT_CACHE_DIR"] = tempfile.mkdtemp(prefix="tiletrace-tests-")
@@ -62,6 +62,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
       item.add_marker(pytest.mark.skip(reason=found))
     elif found < least if least is not None else found != 9:
       item.add_marker(pytest.mark.skip(reason=f"the GPU has compute capability {found}.x"))
+
+
+def pytest_collection_finish() -> None:
+  """Modules and tests stay to the end: no collection looks at them again, pytest's last ones (seconds) neither."""
+  gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -50,8 +50,25 @@ def case(function: Callable[..., Case] | None = None, **variants: Sequence[Any])
   return register if function is None else register(function)
 
 
-def build(name: str) -> Case:
+class _Building:
+  """The case that is being built: its name, and whether a small one is wanted."""
+  name, small = "", False
+
+
+SIZED: set[str] = set()          # cases built so far that have a small form
+
+
+def build(name: str, *, small: bool = False) -> Case:
+  """The case; `small`: with fewer programs, for the simulator."""
+  _Building.name, _Building.small = name, small
   return CASES[name](np.random.default_rng(zlib.crc32(name.encode())))
+
+
+def on_a_gpu(size: Any, small: Any) -> Any:
+  """A size for a GPU, which runs hundreds of programs side by side; or one for the simulator, whose device has two SMs,
+  with fewer programs of the same instructions: whole tiles, edges, several tiles for each persistent CTA."""
+  SIZED.add(_Building.name)
+  return small if _Building.small else size
 
 
 def out(*shapes_and_dtypes: tuple[tuple[int, ...], Any]) -> Any:

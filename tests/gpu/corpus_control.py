@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 
 import tiletrace as tt
-from tests.gpu.corpus import Case, case, f64, normal, out
+from tests.gpu.corpus import Case, case, f64, normal, on_a_gpu, out
 
 BF16 = ml_dtypes.bfloat16
 
@@ -237,12 +237,13 @@ def blocks_by_data_kernel(a, b, limits, c):
 @case(options=(("persistent", True), ("persistent", "dynamic"), ("persistent", False), ("warpgroups", 2)))
 def trip_counts_by_data(rng, options):
   key, value = options
-  rows = 150 if key == "persistent" else 12                                # more tiles than a GPU has SMs
+  most = 150 if key == "persistent" else 12
+  rows = min(most, on_a_gpu(150, 16))
   a, b = (normal(rng, *s, dtype=BF16) for s in ((64 * rows, 512), (512, 128)))
-  limits = np.sort(rng.integers(0, 9, (2, rows), dtype=np.int32), axis=0)[:, rng.permutation(rows)]
+  limits = np.sort(rng.integers(0, 9, (2, most), dtype=np.int32), axis=0)[:, rng.permutation(most)]
   wide, b64 = f64(a), f64(b)
   want = np.concatenate([wide[64 * i:64 * i + 64, 64 * lo:64 * hi] @ b64[64 * lo:64 * hi]
-                         for i, (lo, hi) in enumerate(limits.T)])
+                         for i, (lo, hi) in enumerate(limits.T[:rows])])
   call = tt.tile_call(blocks_by_data_kernel, out(((64 * rows, 128), np.float32)), grid=rows, **{key: value})
   return Case(call, (a, b, limits), (want,), "gemm")
 
@@ -300,6 +301,7 @@ def ragged_sums_kernel(x, n, y):
 
 @case(programs=(1, 300))
 def ragged_sums_that_take_their_programs(rng, programs):
+  programs = min(programs, on_a_gpu(300, 20))
   x, n = normal(rng, 40, 96), rng.integers(0, 41, programs, dtype=np.int32)
   sums = np.concatenate([np.zeros((1, 96)), np.cumsum(f64(x), axis=0)])
   call = tt.tile_call(ragged_sums_kernel, out(((programs, 96), np.float32)), grid=programs, persistent="dynamic")

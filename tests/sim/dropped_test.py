@@ -71,7 +71,7 @@ def is_found(subject: str, which: str) -> bool:
   e = Edit(module)
   e.drop(dict(synchronisations(e))[which])
   kernel = with_module(subject, module)
-  results = (simulate(kernel, subject, seed) for seed in SEEDS)
+  results = (simulate(kernel, subject, seed, first_only=True) for seed in SEEDS)
   return any(r.faults or not is_right(r, subject) for r in results)
 
 

@@ -21,8 +21,9 @@ CLEAN_SEEDS = range(6)
 MOST_STEPS = 100_000         # ten times what the longest subject takes
 
 
-def simulate(kernel: Lowered, name: str, seed: int) -> Result:
-  return run(kernel.lowering, [np.asarray(x) for x in case(name).inputs], seed=seed, most_steps=MOST_STEPS)
+def simulate(kernel: Lowered, name: str, seed: int, *, first_only: bool = False) -> Result:
+  return run(kernel.lowering, [np.asarray(x) for x in case(name).inputs], seed=seed, most_steps=MOST_STEPS,
+             first_only=first_only)
 
 
 def is_right(result: Result, name: str) -> bool:

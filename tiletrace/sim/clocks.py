@@ -49,6 +49,15 @@ class Token:
   foreign: tuple[Token, ...]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Init:
+  """An mbarrier's initialisation, and whether it is visible to the asynchronous proxy."""
+  thread: int
+  value: int
+  fenced: bool
+  where: Any
+
+
 class Grid:
   """What the race detectors of a grid share: numbers for places, which shadows keep."""
 
@@ -67,7 +76,8 @@ class Grid:
 def rows_of(threads: np.ndarray) -> Any:
   """Threads as a slice where they are neighbours: numpy then makes no copy."""
   first, n = int(threads[0]), len(threads)
-  return slice(first, first + n) if int(threads[-1]) - first == n - 1 and (np.diff(threads) == 1).all() else threads
+  neighbours = int(threads[-1]) - first == n - 1 and (threads[1:] > threads[:-1]).all()
+  return slice(first, first + n) if neighbours else threads
 
 
 def join(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray:

@@ -13,7 +13,7 @@ from tiletrace.sim.machine import Machine
 from tiletrace.sim.memory import RESERVED
 from tiletrace.sim.program import Op
 from tiletrace.sim.registers import Constant, Row
-from tiletrace.sim.strands import WARP, Strand
+from tiletrace.sim.strands import WARP, Strand, ascending
 from tiletrace.sim.tables import Act, effect
 
 # Generic addresses of the windows of the other state spaces. Global addresses are generic ones as they are.
@@ -203,7 +203,7 @@ def _setmaxnreg(m: Machine, op: Op) -> Act:
     if not rendezvous(m, s, threads):
       return True
     waiting = []
-    for warpgroup in np.unique(threads // WARPGROUP).tolist():
+    for warpgroup in ascending(threads // WARPGROUP).tolist():
       held = int(pool.held[4 * warpgroup])
       if (up and n < held) or (not up and n > held):
         raise Violation("register budget", f"setmaxnreg.{op.inst.mods['dir']} {n}, but warpgroup {warpgroup} has "

@@ -119,9 +119,10 @@ def _cp_async(m: Machine, op: Op) -> Act:
       raise Violation("out of bounds", f"cp.async of {size} bytes reads {int(kept.max())}",
                       threads=threads[kept > size])
     offsets = np.zeros(len(threads), np.int64)
-    for n in np.unique(kept).tolist():
+    lengths = [size] if some is None else np.unique(kept).tolist()
+    for n in lengths:
       if n:
-        mine = kept == n
+        mine = kept == n if len(lengths) > 1 else slice(None)
         offsets[mine] = m.memory.offsets(addresses[mine], n, 1, threads[mine])
         if (addresses[mine] & (size - 1)).any():
           raise Violation("misaligned", f"cp.async of {size} bytes from a global address that is no multiple of it",

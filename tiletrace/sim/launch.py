@@ -48,7 +48,8 @@ class Result:
 
 
 def run(lowering: Lowering, inputs: Sequence[np.ndarray], *, sizes: Mapping[str, int] | None = None, seed: int = 0,
-        num_sms: int = NUM_SMS, races: bool = True, counters: bool = False, most_steps: int = MOST_STEPS) -> Result:
+        num_sms: int = NUM_SMS, races: bool = True, counters: bool = False, most_steps: int = MOST_STEPS,
+        first_only: bool = False) -> Result:
   """Runs a lowered kernel.
 
   Args:
@@ -59,6 +60,7 @@ def run(lowering: Lowering, inputs: Sequence[np.ndarray], *, sizes: Mapping[str,
     races: whether to look for data races.
     counters: whether to count bytes, wavefronts and the like (`summary`).
     most_steps: the limit of instructions.
+    first_only: whether the first race ends the run, as other faults do: for whoever asks only whether there are any.
   Raises:
     SimulatorInputError: inputs that do not fit, or an instruction without semantics.
     DebugCheckError: a tt.debug_check failed, with debugging on; what the kernel prints has been printed.
@@ -92,7 +94,7 @@ def run(lowering: Lowering, inputs: Sequence[np.ndarray], *, sizes: Mapping[str,
     launch.shadows = tuple(
         Shadow(a.address, max(16, -(-a.nbytes // 16) * 16), grid_wide=True, read_only=i not in written)
         for i, a in enumerate(memory.arrays))
-  launch.written = frozenset(written)
+  launch.written, launch.first_only = frozenset(written), first_only
   if counters:
     launch.counters = Counters(program, [0] * len(program.ops))
   run_launch(launch)
@@ -133,6 +135,9 @@ def run_launch(launch: Launch) -> None:
           turn = 0
         machine = running[0]
         state = _turn(machine)
+        if launch.first_only and machine.raced():
+          machine.collect_races()
+          return
         del running[0]
         stuck = stuck + 1 if state == "waits" else 0
         turn += 1
@@ -149,7 +154,8 @@ def _turn(machine: Machine) -> str:
   """Runs a cluster for a while: "ran", "waits" or "done"."""
   until = machine.launch.steps + _TURN
   while (state := machine.step()) == "ran" and machine.launch.steps < until:
-    pass
+    if machine.launch.first_only and machine.raced():
+      break
   return state
 
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from tiletrace.lowering.ptx import isa
-from tiletrace.lowering.ptx.registers import Reg
+from tiletrace.lowering.ptx.registers import Reg, Special
 from tiletrace.sim import numerics, races
 from tiletrace.sim.adversary import Adversary
 from tiletrace.sim.clocks import Token
@@ -19,7 +19,7 @@ from tiletrace.sim.registers import Registers
 from tiletrace.sim.shadow import Shadow
 from tiletrace.sim.special import SPECIAL
 from tiletrace.sim.storage import resize
-from tiletrace.sim.strands import WARP, Strand, diverge, index, merge
+from tiletrace.sim.strands import WARP, Strand, ascending, diverge, index, merge
 from tiletrace.sim.summary import Counters
 from tiletrace.sim.tables import EFFECTS, Act
 
@@ -73,6 +73,7 @@ class Launch:
     grid_order, shadows: what the race detectors of all clusters share; None and empty: races are not looked for.
     counters: a `summary.Counters`, or None.
     written: which arrays of the memory are outputs.
+    first_only: whether the first race ends the run.
     findings: faults that did not end the run.
     released: by global address and (cluster, thread), what was released there (order.py).
   """
@@ -89,6 +90,7 @@ class Launch:
   shadows: tuple[Shadow, ...] = ()
   counters: Counters | None = None
   written: frozenset[int] = frozenset()
+  first_only: bool = False
   steps: int = 0
   findings: list[Fault] = dataclasses.field(default_factory=list)
   released: dict[int, dict[tuple[int, int], Token]] = dataclasses.field(default_factory=dict)
@@ -117,8 +119,9 @@ class Machine:
     self.shared_start = self.rank * self.shared.span
     self.memory, self.counters = launch.memory, launch.counters
     self.races: races.RaceDetector | None = None
+    used = {x.name for op in self.ops for x in op.inst.operands if isinstance(x, Special)}
     self.special = {name: np.zeros(self.threads, np.uint64 if name in ("clock64", "globaltimer", "gridid")
-                                   else np.uint32) for name in SPECIAL}
+                                   else np.uint32) for name in SPECIAL if name in used}
     self._units: dict[Any, Any] = {}                                 # state of the functional units, by what made it
     self.swizzles: dict[Any, int] = {}                               # of the tensor loads that ran, by instruction
     self.ready: list[Strand] = []
@@ -170,8 +173,8 @@ class Machine:
     self.blocked, self.events, self.changed = [], [], False
     self.alive[...] = True
     self.busy, self.busy_anywhere = {}, set()
-    for name, make in SPECIAL.items():
-      self.special[name][...] = make(self)
+    for name, row in self.special.items():
+      row[...] = SPECIAL[name](self)
     if self.launch.grid_order is not None:
       own = Shadow(0, self.shared.span * self.ctas)
       self.races = races.RaceDetector(self.threads, [own, *self.launch.shadows], cta=cta // self.ctas,
@@ -206,6 +209,9 @@ class Machine:
       raise Stop(self.fault(v, None)) from None
     self.collect_races()
     return "done"
+
+  def raced(self) -> bool:
+    return self.races is not None and bool(self.races.findings)
 
   def _complete(self, event: Event) -> None:
     self.events.remove(event)
@@ -268,8 +274,9 @@ class Machine:
             if self._branch(op, s, on):
               return
             continue
-          if not on.all():
-            if not on.any():
+          running = np.count_nonzero(on)
+          if running < len(on):
+            if not running:
               s.pc = pc + 1
               continue
             threads = threads[on]
@@ -318,9 +325,10 @@ class Machine:
 
   def _branch(self, op: Op, s: Strand, taken: np.ndarray) -> bool:
     """Whether the strand diverged; if not, it goes on at the right place."""
-    if taken.all():
+    branching = np.count_nonzero(taken)
+    if branching == len(taken):
       s.pc = op.target
-    elif not taken.any():
+    elif not branching:
       s.pc = op.index + 1
     else:
       if op.inst.mods["uni"]:
@@ -379,7 +387,7 @@ class Machine:
   def _check_busy(self, op: Op, threads: np.ndarray) -> None:
     if op.inst.row in WGMMA_ROWS:
       return
-    for warpgroup in np.unique(threads // WARPGROUP):
+    for warpgroup in ascending(threads // WARPGROUP):
       owned = self.busy.get(int(warpgroup), {})
       found = [reg for reg in op.uses if reg in owned]
       if found:
@@ -395,7 +403,7 @@ class Machine:
     """
     if s.whole and len(threads) == len(s.threads):
       return
-    for warp in np.unique(threads // WARP):
+    for warp in ascending(threads // WARP):
       living = int(self.alive[warp * WARP:(warp + 1) * WARP].sum())
       here = int((threads // WARP == warp).sum())
       if here != living:

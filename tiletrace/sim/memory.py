@@ -57,7 +57,7 @@ class Shared(Bytes):
     Raises:
       Violation: otherwise.
     """
-    low, high = int(addresses.min()), int(addresses.max())
+    low, high = int(np.minimum.reduce(addresses)), int(np.maximum.reduce(addresses))
     if low < RESERVED or high + nbytes > self.end:
       bad = (addresses < RESERVED) | (addresses > self.end - nbytes)
       which = addresses[bad]
@@ -148,7 +148,7 @@ class Global(Bytes):
       bad = addresses & (alignment - 1) != 0
       raise Violation("misaligned", f"global address {int(addresses[bad][0]):#x} is no multiple of {alignment}",
                       threads=np.asarray(threads)[bad] if len(threads) == len(bad) else (), addresses=addresses[bad])
-    low, high = int(addresses.min()), int(addresses.max())
+    low, high = int(np.minimum.reduce(addresses)), int(np.maximum.reduce(addresses))
     at = self.array_at(low)
     if at < 0 or high + nbytes > self._ends[at]:
       self._check_each(addresses, nbytes, threads)

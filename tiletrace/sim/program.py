@@ -26,7 +26,8 @@ class Op:
   """An instruction with what the machine wants to know of it.
 
   Attributes:
-    uses: registers that it reads or writes.
+    reads, writes: registers.
+    uses: both.
     unsure: registers that it reads and that some path to it has not written.
     tracks: registers that it writes and that are `unsure` somewhere.
     joins: whether some branch reconverges here.
@@ -35,6 +36,8 @@ class Op:
   index: int
   inst: Inst
   line: int
+  reads: list[Reg]
+  writes: list[Reg]
   uses: frozenset[Reg]
   unsure: tuple[Reg, ...] = ()
   tracks: tuple[Reg, ...] = ()
@@ -69,8 +72,10 @@ class Program:
       (entry,) = module.entries
     self.module, self.entry = module, entry
     lines = _lines(module, entry)
-    self.ops = [Op(i, inst, line, frozenset((*inst.reads(), *inst.writes())))
-                for i, (inst, line) in enumerate(zip(entry.instructions(), lines, strict=True))]
+    self.ops: list[Op] = []
+    for i, (inst, line) in enumerate(zip(entry.instructions(), lines, strict=True)):
+      reads, writes = inst.reads(), inst.writes()
+      self.ops.append(Op(i, inst, line, reads, writes, frozenset((*reads, *writes))))
     self._branches()
     self._joins()
     self.tracked = self._unsure()
@@ -126,7 +131,7 @@ class Program:
     ends = dict(zip(starts, [*starts[1:], end]))
     everything = (1 << len(bits)) - 1
     written = {s: 0 if s == 0 else everything for s in (*starts, end)}
-    made = {s: _mask(bits, [r for op in self.ops[s:ends[s]] if op.inst.pred is None for r in op.inst.writes()])
+    made = {s: _mask(bits, [r for op in self.ops[s:ends[s]] if op.inst.pred is None for r in op.writes])
             for s in starts}
     work = [0]
     seen = {0}
@@ -143,12 +148,12 @@ class Program:
     for s in starts:
       known = written[s]
       for op in self.ops[s:ends[s]]:
-        op.unsure = tuple(dict.fromkeys(r for r in _needed(op.inst) if not bits[r] & known))
-        tracked.update(dict.fromkeys(r for r in op.inst.reads() if not bits[r] & known))
+        op.unsure = tuple(dict.fromkeys(r for r in _needed(op) if not bits[r] & known))
+        tracked.update(dict.fromkeys(r for r in op.reads if not bits[r] & known))
         if op.inst.pred is None:
-          known |= _mask(bits, op.inst.writes())
+          known |= _mask(bits, op.writes)
     for op in self.ops:
-      op.tracks = tuple(r for r in op.inst.writes() if r in tracked)
+      op.tracks = tuple(r for r in op.writes if r in tracked)
     return list(tracked)
 
 
@@ -159,12 +164,12 @@ def _mask(bits: dict[Reg, int], registers: Sequence[Reg]) -> int:
   return out
 
 
-def _needed(inst: Inst) -> list[Reg]:
+def _needed(op: Op) -> list[Reg]:
   """A wgmma whose scale-d may be false does not need its accumulator; its semantics look."""
-  if any(s.name == "scale_d" for s in inst.form.slots):
-    accumulator = set(inst.writes())
-    return [reg for reg in inst.reads() if reg not in accumulator]
-  return inst.reads()
+  if any(s.name == "scale_d" for s in op.inst.form.slots):
+    accumulator = set(op.writes)
+    return [reg for reg in op.reads if reg not in accumulator]
+  return op.reads
 
 
 def _reversed(follow: dict[int, list[int]]) -> dict[int, list[int]]:

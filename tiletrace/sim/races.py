@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from tiletrace.sim.clocks import NO_COLUMNS, NOTHING, Agent, Clock, Grid, Token, join, rows_of
+from tiletrace.sim.clocks import NO_COLUMNS, NOTHING, Agent, Clock, Grid, Init, Token, join, rows_of
 from tiletrace.sim.conflicts import (
   BARRIER_NOT_VISIBLE,
   KINDS,
@@ -46,7 +46,7 @@ from tiletrace.sim.conflicts import (
   WRITE_TO_INPUT,
   Finding,
 )
-from tiletrace.sim.shadow import Readers, Shadow
+from tiletrace.sim.shadow import Readers, Shadow, distinct
 
 
 @dataclasses.dataclass(slots=True)
@@ -60,7 +60,7 @@ class _Actor:
   p: np.ndarray | None = None
 
   def knows(self, columns: np.ndarray, values: Any) -> np.ndarray:
-    return (self.c[columns] if self.t is None else self.c[self.t, columns]) >= values
+    return self.c.take(columns if self.t is None else self.t * self.c.shape[1] + columns) >= values
 
   def only(self, which: np.ndarray) -> _Actor:
     t = None if self.t is None else self.t[which]
@@ -90,9 +90,9 @@ class RaceDetector:
     self._generic, self._agents = np.arange(capacity) < threads, np.zeros(capacity, bool)
     self._team: dict[int, tuple[int, ...]] = {}       # agent's column -> all who issued it
     self._tokens: dict[Token, int] = {}               # of other CTAs -> the column that says which threads know it
-    self._readers = Readers(capacity)
+    self._readers = Readers(capacity, cta)
     self._copies = -1                         # first column of cp.async, once it is used
-    self._mbarriers: dict[int, _Init] = {}
+    self._mbarriers: dict[int, Init] = {}
     self._seen: set[tuple] = set()
     self.findings: list[Finding] = []
     self._bases: list[int] = []
@@ -214,7 +214,7 @@ class RaceDetector:
              ) -> tuple[np.ndarray, _Actor]:
     at, each = shadow.of_lanes(addresses, nbytes, self._readers)
     t = threads if each == 1 else np.repeat(threads, each)
-    return at, _Actor(t, self._c[t, t], self._c, t)
+    return at, _Actor(t, self._c.take(t * (self._c.shape[1] + 1)), self._c, t)
 
   # ---- cp.async
 
@@ -327,7 +327,7 @@ class RaceDetector:
 
   def mbarrier_init(self, thread: int, address: int, where: Hashable) -> None:
     """mbarrier.init: a generic write that other threads and the asynchronous proxy must be able to see."""
-    self._mbarriers[address] = _Init(thread, int(self._c[thread, thread]), False, where)
+    self._mbarriers[address] = Init(thread, int(self._c[thread, thread]), False, where)
 
   def mbarrier_fence(self, threads: np.ndarray) -> None:
     """fence.mbarrier_init: the initialisations before it become visible to the asynchronous proxy."""
@@ -356,7 +356,7 @@ class RaceDetector:
     """[(memory, which of the accesses are in it)]."""
     if not len(addresses):
       return []
-    low, high = int(addresses.min()), int(addresses.max())
+    low, high = int(np.minimum.reduce(addresses)), int(np.maximum.reduce(addresses))
     first, last = bisect.bisect(self._bases, low) - 1, bisect.bisect(self._bases, high) - 1
     assert first >= 0 and high < self._memories[last].base + self._memories[last].nbytes, f"{low:#x}..{high:#x}"
     if first == last:
@@ -366,9 +366,9 @@ class RaceDetector:
 
   def _sees(self, shadow: Shadow, at: np.ndarray, actor: _Actor) -> np.ndarray:
     """Whether each granule's last write is ordered before, and visible."""
-    column, value = shadow.w_col[at], shadow.w_clk[at]
+    column, value = shadow.w_col.take(at), shadow.w_clk.take(at)
     if shadow.grid_wide:                      # columns of another CTA's clocks: _foreign_load, _foreign_store
-      own = shadow.w_cta[at] == self.cta
+      own = shadow.w_cta.take(at) == self.cta
       column, value = np.where(own, column, 0), np.where(own, value, 0)
     return self._ordered(actor, column, value)
 
@@ -376,7 +376,7 @@ class RaceDetector:
     """Whether each earlier access is ordered before, and visible."""
     ordered = actor.knows(column, value)
     if actor.p is not None:
-      ordered &= ~self._generic[column] | (actor.p[column] >= value)
+      ordered &= ~self._generic.take(column) | (actor.p.take(column) >= value)
     return ordered
 
   def _horizon(self, actor: _Actor) -> np.ndarray:
@@ -395,22 +395,42 @@ class RaceDetector:
       self._conflicts(shadow, at, actor, place, ~seen, with_write=True)
     if strong:
       return
-    alone = (shadow.r_row[at] < 0) & self._ordered(actor, shadow.r_col[at], shadow.r_clk[at])
-    sole = at[alone]
-    shadow.r_col[sole], shadow.r_clk[sole], shadow.r_place[sole] = actor.column[alone], actor.value[alone], place
-    rest = ~alone | (shadow.r_col[at] != actor.column)        # the latter: lanes that read one place together
+    alone = (shadow.r_row.take(at) < 0) & self._ordered(actor, shadow.r_col.take(at), shadow.r_clk.take(at))
+    if alone.all():
+      shadow.r_col[at], shadow.r_clk[at], shadow.r_place[at] = actor.column, actor.value, place
+      if actor.agent is not None:
+        return
+      rest = shadow.r_col.take(at) != actor.column            # lanes that read one place together
+    else:
+      sole = at[alone]
+      shadow.r_col[sole], shadow.r_clk[sole], shadow.r_place[sole] = actor.column[alone], actor.value[alone], place
+      rest = ~alone | (shadow.r_col[at] != actor.column)
     if rest.any():
-      self._share(shadow, at[rest], actor.only(rest), place)
+      (self._share if actor.agent is None else self._share_alike)(shadow, at[rest], actor.only(rest), place)
 
   def _share(self, shadow: Shadow, at: np.ndarray, actor: _Actor, place: int) -> None:
     """Adds readers to granules that have others, which these are not ordered after."""
-    new = np.unique(at[shadow.r_row[at] < 0])
+    row = shadow.r_row[at]
+    if (old := np.flatnonzero(row >= 0)).size:
+      granules = distinct(at[old])
+      shadow.r_row[granules] = self._readers.alone(shadow.r_row[granules])
+    new = distinct(at[row < 0])
     rows = self._readers.take(len(new))
     new = new[:len(rows)]
     self._readers.rows[rows, shadow.r_col[new]] = shadow.r_clk[new]
     shadow.r_row[new] = rows
     row = shadow.r_row[at]
     self._readers.rows[row[row >= 0], actor.column[row >= 0]] = actor.value[row >= 0]
+    shadow.r_col[at], shadow.r_clk[at], shadow.r_place[at] = actor.column, actor.value, place
+
+  def _share_alike(self, shadow: Shadow, at: np.ndarray, actor: _Actor, place: int) -> None:
+    """The same for an asynchronous operation: many granules have the same readers before, and then."""
+    row = shadow.r_row[at]
+    if (new := np.flatnonzero(row < 0)).size:
+      row[new] = self._readers.take_alike(shadow.r_col[at[new]], shadow.r_clk[at[new]])
+    known = row >= 0
+    row[known] = self._readers.add_to_all(row[known], int(actor.column[0]), int(actor.value[0]))
+    shadow.r_row[at] = row
     shadow.r_col[at], shadow.r_clk[at], shadow.r_place[at] = actor.column, actor.value, place
 
   def _store(self, shadow: Shadow, at: np.ndarray, actor: _Actor, place: int, atomic: bool,
@@ -424,12 +444,12 @@ class RaceDetector:
       seen |= ~changed
     if not seen.all():
       self._conflicts(shadow, at, actor, place, ~seen, with_write=True)
-    read = ~self._ordered(actor, shadow.r_col[at], shadow.r_clk[at])
-    row = shadow.r_row[at]
+    read = ~self._ordered(actor, shadow.r_col.take(at), shadow.r_clk.take(at))
+    row = shadow.r_row.take(at)
     if (several := np.flatnonzero(row >= 0)).size:
-      read[several] = (self._readers.rows[row[several]] > self._horizon(actor.only(several))).any(-1)
+      read[several] = self._read_since(row[several], actor.only(several))
       self._conflicts_with_rows(shadow, at, actor, place, several[read[several]])
-      self._readers.free(row[several])
+      self._readers.drop(row[several] if actor.agent is not None else shadow.r_row[distinct(at[several])])
       shadow.r_row[at] = -1
       read[several] = False
     if read.any():
@@ -439,11 +459,18 @@ class RaceDetector:
     shadow.r_clk[at] = 0
     if shadow.grid_wide:
       shadow.w_cta[at], shadow.r_cta[at], shadow.r_many[at] = self.cta, -1, False
-    twice = shadow.w_col[at] != actor.column                  # lanes that write one place together
+    twice = shadow.w_col.take(at) != actor.column             # lanes that write one place together
     if lost is not None:
       twice &= lost
     if not atomic and twice.any():
       self._conflicts(shadow, at, actor, place, twice, with_write=True)
+
+  def _read_since(self, rows: np.ndarray, actor: _Actor) -> np.ndarray:
+    """Whether some reader in each of the rows is not ordered before."""
+    if actor.agent is None:
+      return np.asarray((self._readers.rows[rows] > self._horizon(actor)).any(-1))
+    each, which = np.unique(rows, return_inverse=True)
+    return np.asarray((self._readers.rows[each] > self._horizon(actor)).any(-1))[which]
 
   # ---- the grid
 
@@ -483,7 +510,7 @@ class RaceDetector:
 
   def _foreign_load(self, shadow: Shadow, at: np.ndarray, actor: _Actor, place: int, strong: bool) -> None:
     """Compares with the last write, where another CTA made it."""
-    written, reader = shadow.w_cta[at], shadow.r_cta[at]
+    written, reader = shadow.w_cta.take(at), shadow.r_cta.take(at)
     bad = (written >= 0) & (written != self.cta)
     if bad.any():
       bad &= ~self._learnt(actor, written, shadow.w_col[at], shadow.w_clk[at])
@@ -501,7 +528,7 @@ class RaceDetector:
   def _foreign_store(self, shadow: Shadow, at: np.ndarray, actor: _Actor, place: int, atomic: bool,
                      changed: np.ndarray | None) -> None:
     """Compares with the last write and read, where another CTA made them; of several readers with the last one."""
-    written, reader = shadow.w_cta[at], shadow.r_cta[at]
+    written, reader = shadow.w_cta.take(at), shadow.r_cta.take(at)
     wrote, has_read = (written >= 0) & (written != self.cta), (reader >= 0) & (reader != self.cta)
     bad = wrote & ~self._learnt(actor, written, shadow.w_col[at], shadow.w_clk[at])
     if atomic:
@@ -566,12 +593,3 @@ class RaceDetector:
       self._seen.add(key)
       threads, others = (tuple(int(t) for t in np.unique(np.asarray(x, int))) for x in (threads, others))
       self.findings.append(Finding(kind, where, other, threads, others, tuple(np.unique(addresses).tolist()), nbytes))
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Init:
-  """An mbarrier's initialisation, and whether it is visible to the asynchronous proxy."""
-  thread: int
-  value: int
-  fenced: bool
-  where: Any

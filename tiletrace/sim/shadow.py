@@ -12,6 +12,11 @@ _MAX_READER_BYTES = 1 << 26
 _NOBODY = -1
 
 
+def distinct(x: np.ndarray) -> np.ndarray:
+  """Each number once, ascending; most often they are that already."""
+  return x if (x[1:] > x[:-1]).all() else np.unique(x)
+
+
 class Shadow:
   """The state of `nbytes` of memory from address `base` on.
 
@@ -56,13 +61,15 @@ class Shadow:
     smaller = bits & -bits
     for name, values in self.fields.items():
       self.fields[name] = np.repeat(values, self.granule // smaller)
+    pieces = self.granule // smaller
     self.granule = smaller
     self._publish()
-    split = np.flatnonzero(self.r_row >= 0)      # one granule's row of readers becomes a row for each part
-    if split.size:
-      shared = self.r_row[split]
-      self.r_row[split] = readers.copies(shared)
-      readers.free(shared)
+    split = self.r_row >= 0
+    if split.any():
+      if self.grid_wide:                         # rows of another CTA's clocks: its last read is kept
+        self.r_row[split & (self.r_cta != readers.cta)] = -1
+        split &= self.r_cta == readers.cta
+      readers.use_more(self.r_row[split][::pieces], pieces - 1)
 
   def of_lanes(self, addresses: np.ndarray, nbytes: int, readers: Readers) -> tuple[np.ndarray, int]:
     """(granules [lanes * per lane], granules per lane) of an access of `nbytes` for each address [lanes]."""
@@ -97,37 +104,89 @@ class Shadow:
 
 
 class Readers:
-  """Rows of clocks [columns]: who read a granule, where one epoch cannot say it."""
+  """Rows of clocks [columns]: who read a granule, where one epoch cannot say it. Granules may share a row.
 
-  def __init__(self, columns: int):
+  Attributes:
+    cta: whose clocks.
+  """
+
+  def __init__(self, columns: int, cta: int = 0):
+    self.cta = cta
     self.rows = np.zeros((0, columns), np.int32)
+    self._uses = np.zeros(0, np.int32)           # granules that have a row
     self._free: list[int] = []
 
   def widen(self, columns: int) -> None:
-    self.rows = np.pad(self.rows, ((0, 0), (0, columns - self.rows.shape[1])))
+    self._resize(len(self.rows), columns)
+
+  def _resize(self, n: int, columns: int) -> None:
+    old, uses = self.rows, self._uses
+    self.rows, self._uses = np.zeros((n, columns), np.int32), np.zeros(n, np.int32)
+    self.rows[:len(old), :old.shape[1]], self._uses[:len(uses)] = old, uses
 
   def take(self, n: int) -> np.ndarray:
-    """Up to `n` rows of zeros; fewer where that would take more memory than is meant for them."""
+    """Up to `n` rows of zeros, each for one granule; fewer where that would take more memory than is meant for them."""
     have = len(self.rows)
     if len(self._free) < n:
       most = _MAX_READER_BYTES // (4 * self.rows.shape[1])
       grown = min(max(have + n - len(self._free), 2 * have, 64), most)
       if grown > have:
-        self.rows = np.pad(self.rows, ((0, grown - have), (0, 0)))
+        self._resize(grown, self.rows.shape[1])
         self._free.extend(range(have, grown))
     n = min(n, len(self._free))
     got = np.asarray(self._free[len(self._free) - n:], np.int32)
     del self._free[len(self._free) - n:]
-    self.rows[got] = 0
+    self._uses[got] = 1
     return got
 
-  def copies(self, rows: np.ndarray) -> np.ndarray:
-    """A new row for each of `rows`; -1 where there is no memory for it."""
-    out = np.full(len(rows), -1, np.int32)
-    got = self.take(len(rows))
-    out[:len(got)] = got
-    self.rows[got] = self.rows[rows[:len(got)]]
+  def take_alike(self, columns: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """A row for each granule [n] that has one reader so far, that reader in it: one for all that have the same. -1
+    where there is no memory for it."""
+    _, first, which = np.unique(columns.astype(np.int64) << 32 | values, return_index=True, return_inverse=True)
+    rows = np.full(len(first), -1, np.int32)
+    got = self.take(len(first))
+    rows[:len(got)] = got
+    self.rows[got, columns[first[:len(got)]]] = values[first[:len(got)]]
+    self._uses[got] = np.bincount(which)[:len(got)]
+    return rows[which]
+
+  def add_to_all(self, rows: np.ndarray, column: int, value: int) -> np.ndarray:
+    """The rows of granules [n], each granule once, with one more reader; -1 where there is no memory for them."""
+    out = rows.copy()
+    for row in np.unique(rows).tolist():
+      mine = rows == row
+      n = int(np.count_nonzero(mine))
+      if n < self._uses[row]:
+        out[mine] = row = self.copy(row, n)
+      if row >= 0:
+        self.rows[row, column] = value
     return out
 
-  def free(self, rows: np.ndarray) -> None:
-    self._free.extend(np.unique(rows).tolist())
+  def copy(self, row: int, granules: int) -> int:
+    """A row like this one for some of the granules that have it; -1 where there is no memory for it."""
+    got = self.take(1)
+    self._uses[row] -= granules
+    if not got.size:
+      return -1
+    self.rows[got[0]] = self.rows[row]
+    self._uses[got[0]] = granules
+    return int(got[0])
+
+  def alone(self, rows: np.ndarray) -> np.ndarray:
+    """Rows of granules [n], each granule once -> a row for each that no other granule has."""
+    out = rows.copy()
+    for i in np.flatnonzero(self._uses[rows] > 1).tolist():
+      if self._uses[rows[i]] > 1:                # not yet the last
+        out[i] = self.copy(int(rows[i]), 1)
+    return out
+
+  def use_more(self, rows: np.ndarray, n: int) -> None:
+    """`n` more granules have each of the rows."""
+    np.add.at(self._uses, rows, n)
+
+  def drop(self, rows: np.ndarray) -> None:
+    """Granules [n], each once, no longer have their rows."""
+    np.subtract.at(self._uses, rows, 1)
+    unused = np.unique(rows[self._uses[rows] == 0])
+    self.rows[unused] = 0
+    self._free.extend(unused.tolist())

@@ -39,7 +39,7 @@ class Strand:
   def __init__(self, pc: int, threads: np.ndarray, frames: tuple[Frame, ...] = ()):
     self.pc, self.threads, self.frames = pc, threads, frames
     self.at = index(threads)
-    self.warps = np.unique(threads // WARP)
+    self.warps = ascending(threads // WARP)
     self.whole = len(threads) == WARP * len(self.warps)
     self.retried = False
 
@@ -48,6 +48,14 @@ def index(threads: np.ndarray) -> Any:
   """An index of a register row for ascending thread ids."""
   first, last = int(threads[0]), int(threads[-1])
   return slice(first, last + 1) if last - first + 1 == len(threads) else threads
+
+
+def ascending(numbers: np.ndarray) -> np.ndarray:
+  """Each number of an array in ascending order once: numpy's `unique` would sort it."""
+  first = np.empty(len(numbers), bool)
+  first[0] = True
+  np.not_equal(numbers[1:], numbers[:-1], out=first[1:])
+  return numbers[first]
 
 
 def lanes_by_warp(threads: np.ndarray) -> list[np.ndarray]:

@@ -14,7 +14,7 @@ from tiletrace.sim.control import rendezvous
 from tiletrace.sim.faults import Violation
 from tiletrace.sim.machine import WARPGROUP, WGMMA_ROWS, Machine
 from tiletrace.sim.program import Op
-from tiletrace.sim.strands import Strand
+from tiletrace.sim.strands import Strand, ascending
 from tiletrace.sim.tables import Act, effect
 
 Accumulator = tuple[Reg, ...]
@@ -166,11 +166,11 @@ class Warpgroups:
 
   def written(self, registers: frozenset[Reg], threads: np.ndarray) -> None:
     """Registers that a wgmma uses were written by other instructions."""
-    for number in np.unique(threads // WARPGROUP).tolist():
+    for number in ascending(threads // WARPGROUP).tolist():
       self.all[number].dirty |= registers
 
   def leave(self, threads: np.ndarray) -> None:
-    for number in np.unique(threads // WARPGROUP).tolist():
+    for number in ascending(threads // WARPGROUP).tolist():
       flying = self.all[number].in_flight()
       if flying:
         raise Violation("asynchronous at exit", "a wgmma that nobody waited for", threads=threads, other=flying[0].op)
@@ -297,7 +297,7 @@ def _for_warpgroups(m: Machine, op: Op, what: Any) -> Act:
     m.demand_converged(s, threads, op.inst.form.head)
     if not rendezvous(m, s, threads):
       return True
-    for number in np.unique(threads // WARPGROUP).tolist():
+    for number in ascending(threads // WARPGROUP).tolist():
       what(units.all[number])
     return None
   return act

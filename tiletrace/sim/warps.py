@@ -11,7 +11,7 @@ from tiletrace.sim.faults import Violation
 from tiletrace.sim.machine import Machine
 from tiletrace.sim.program import Op
 from tiletrace.sim.registers import Constant
-from tiletrace.sim.strands import WARP, Strand, lanes_by_warp
+from tiletrace.sim.strands import WARP, Strand, ascending, lanes_by_warp
 from tiletrace.sim.tables import Act, effect
 
 _ALL = 0xFFFF_FFFF
@@ -38,7 +38,7 @@ class _Lanes:
 
   def __init__(self, m: Machine, threads: np.ndarray, at: Any):
     self.at, self.n = at, len(threads)
-    self.whole = len(threads) % WARP == 0 and len(threads) == WARP * len(np.unique(threads // WARP))
+    self.whole = len(threads) % WARP == 0 and len(threads) == WARP * len(ascending(threads // WARP))
     if not self.whole:
       warps, inverse = np.unique(threads // WARP, return_inverse=True)
       self.shape, self.where = (len(warps), WARP), (inverse, threads % WARP)
