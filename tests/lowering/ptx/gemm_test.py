@@ -198,6 +198,6 @@ def test_a_body_of_two_thousand_instructions_renders_in_ten_milliseconds():
 
 
 def _seconds(f) -> float:
-  start = time.perf_counter()
+  start = time.process_time()
   f()
-  return time.perf_counter() - start
+  return time.process_time() - start
