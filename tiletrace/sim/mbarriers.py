@@ -210,7 +210,8 @@ def _each(m: Machine, op: Op, threads: np.ndarray, at: Any, remote: bool = False
     yield bar, mine
 
 
-def _value(m: Machine, op: Op, name: str) -> Row:
+def value_of(m: Machine, op: Op, name: str) -> Row:
+  """An operand by the name of its slot."""
   slot = next(s for s in op.inst.form.slots if s.name == name)
   return m.registers.source(op.inst.operands[op.inst.form.slots.index(slot)], slot)
 
@@ -268,7 +269,7 @@ def _arrive(m: Machine, op: Op) -> Act:
 
 @effect(isa.MBARRIER_ARRIVE_COUNT, isa.MBARRIER_ARRIVE_REMOTE_COUNT)
 def _arrive_count(m: Machine, op: Op) -> Act:
-  remote, count = op.inst.row is isa.MBARRIER_ARRIVE_REMOTE_COUNT, _value(m, op, "count")
+  remote, count = op.inst.row is isa.MBARRIER_ARRIVE_REMOTE_COUNT, value_of(m, op, "count")
 
   def act(s: Strand, threads: np.ndarray, at: Any) -> None:
     for bar, mine in _each(m, op, threads, at, remote):
@@ -280,7 +281,7 @@ def _arrive_count(m: Machine, op: Op) -> Act:
 
 @effect(isa.MBARRIER_ARRIVE_EXPECT_TX, isa.MBARRIER_ARRIVE_EXPECT_TX_REMOTE, isa.MBARRIER_EXPECT_TX)
 def _expect(m: Machine, op: Op) -> Act:
-  remote, tx = op.inst.row is isa.MBARRIER_ARRIVE_EXPECT_TX_REMOTE, _value(m, op, "tx")
+  remote, tx = op.inst.row is isa.MBARRIER_ARRIVE_EXPECT_TX_REMOTE, value_of(m, op, "tx")
   arrives = op.inst.row is not isa.MBARRIER_EXPECT_TX
 
   def act(s: Strand, threads: np.ndarray, at: Any) -> None:
@@ -311,7 +312,7 @@ class _Wait:
 @effect(isa.MBARRIER_TRY_WAIT, isa.MBARRIER_TEST_WAIT)
 def _wait(m: Machine, op: Op) -> Act:
   p, slot = op.inst.operands[0], op.inst.form.slots[0]
-  parity, testing = _value(m, op, "parity"), op.inst.row is isa.MBARRIER_TEST_WAIT
+  parity, testing = value_of(m, op, "parity"), op.inst.row is isa.MBARRIER_TEST_WAIT
   assert isinstance(p, Reg)
   bars = mbarriers(m)
   row, offset = shared_addresses(m, op.inst.operands[1], op.inst.form.slots[1])

@@ -13,7 +13,7 @@ from tiletrace.sim import tensor_map
 from tiletrace.sim.access import global_addresses, tensor_map_at
 from tiletrace.sim.faults import Violation
 from tiletrace.sim.machine import Machine
-from tiletrace.sim.mbarriers import Mbarrier, clustered, local, mbarriers, shared_addresses, window
+from tiletrace.sim.mbarriers import Mbarrier, clustered, local, mbarriers, shared_addresses, value_of, window
 from tiletrace.sim.program import Op
 from tiletrace.sim.strands import Strand
 from tiletrace.sim.tables import Act, effect
@@ -174,8 +174,7 @@ def _tma_load(m: Machine, op: Op) -> Act:
 def _bulk_load(m: Machine, op: Op) -> Act:
   issuer, from_global = _Issuer(m, op), op.inst.row is isa.BULK_LOAD
   names = [s.name for s in op.inst.form.slots]
-  size = m.registers.source(op.inst.operands[names.index("size")], op.inst.form.slots[names.index("size")])
-  find = global_addresses(m, op, "src") if from_global else None
+  size, find = value_of(m, op, "size"), global_addresses(m, op, "src") if from_global else None
   source = None if from_global else shared_addresses(m, op.inst.operands[names.index("src")],
                                                      op.inst.form.slots[names.index("src")])
 
@@ -206,9 +205,7 @@ def _bulk_load(m: Machine, op: Op) -> Act:
 @effect(isa.BULK_PREFETCH)
 def _bulk_prefetch(m: Machine, op: Op) -> Act:
   """Moves nothing; but what it asks for are bytes of an array."""
-  names = [s.name for s in op.inst.form.slots]
-  size = m.registers.source(op.inst.operands[names.index("size")], op.inst.form.slots[names.index("size")])
-  find = global_addresses(m, op, "src")
+  size, find = value_of(m, op, "size"), global_addresses(m, op, "src")
 
   def act(s: Strand, threads: np.ndarray, at: Any) -> None:
     for t in threads.tolist():
@@ -402,7 +399,7 @@ def _bulk_store(m: Machine, op: Op) -> Act:
   slots, operands = op.inst.form.slots, op.inst.operands
   assert isinstance(operands[1], Addr)
   find, row = global_addresses(m, op, "dst"), shared_addresses(m, operands[1], slots[1])
-  size = m.registers.source(operands[2], slots[2])
+  size = value_of(m, op, "size")
   _groups(m)
 
   def act(s: Strand, threads: np.ndarray, at: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from tiletrace.core.graph import Block, Eqn, TileGraph, Var, copied
+from tiletrace.core.ops.barrier import alloc_barrier_p
 from tiletrace.core.ops.memory import alloc_p
 from tiletrace.core.ops.prefetch import prefetch_p
 from tiletrace.core.rules import effects
@@ -18,7 +19,7 @@ def leading(block: Block) -> int:
   for i, eqn in enumerate(block.eqns):
     if eqn.primitive is prefetch_p:
       count = i + 1
-    elif eqn.blocks or (effects(eqn) and eqn.primitive is not alloc_p and eqn.primitive.name != "alloc_barrier"):
+    elif eqn.blocks or (effects(eqn) and eqn.primitive not in (alloc_p, alloc_barrier_p)):
       break
   return count
 

@@ -45,7 +45,6 @@ class SplitOperands(Exchange):
     super().__init__(layouts)
     self.warpgroups = warpgroups
     self._dropped: set[Var] = set()
-    self._buffers: dict[tuple[TileType, Layout], Var] = {}
 
   def body(self, body: Block) -> Block:
     users: dict[Var, list[Eqn]] = {}
@@ -137,10 +136,7 @@ class SplitOperands(Exchange):
     self.layouts[apart] = self.layouts[in_front].permute((1, 0, 2))
     swizzle = next(s for s in SWIZZLES if s and width * x.dtype.itemsize % s == 0)
     layout = stack(shared_layout((m, width), bits, swizzle), _PARTS, bits)
-    key = TileType((_PARTS, m, width), x.dtype), layout      # of a loop and of its last, peeled iteration: one
-    buffer = self._buffers.get(key)
-    if buffer is None:
-      buffer = self._buffers[key] = self.buffer(b.loc, key[0], "exchange", layout)
+    buffer = self.buffer(b.loc, TileType((_PARTS, m, width), x.dtype), "exchange", layout)
     b.store(whole(buffer), in_front, dispatch="direct")
     return buffer
 
