@@ -29,7 +29,8 @@ from tiletrace.kernels.matmul import matmul_call
 from tiletrace.kernels.packed_weights import FORMATS, dequantize_weights, quantize_weights
 
 SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (256, 4096, 4096), (64, 4096, 4096),                   # M N K
-          (1, 4096, 4096), (8, 4096, 4096), (16, 4096, 4096), (1, 14336, 4096), (16, 14336, 4096), (16, 4096, 14336))
+          (1, 4096, 4096), (8, 4096, 4096), (16, 4096, 4096), (1, 14336, 4096), (16, 14336, 4096), (16, 4096, 14336),
+          (1, 28672, 8192), (16, 28672, 8192))
 FEW = 16
 TOLERANCE = 2e-2
 COLUMNS = ("shape", "format", "tiletrace TFLOP/s", "bf16 TFLOP/s", "torch TFLOP/s", "bf16", "torch", "us", "GB/s",

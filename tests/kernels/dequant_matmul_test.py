@@ -1,6 +1,8 @@
 """dequant_matmul against float64: every format, groups, tails, few rows; what its tilings cost, what is refused."""
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,10 +40,10 @@ def operands(shape, form, group, dtype=BF16, scale_dtype=BF16):
   return x, q, pack_weights(q, format=form), scales
 
 
-def product(x, q, scales, group):
-  """Of weights that are rounded to x's dtype."""
+def product(x, q, scales, group, *, rounded=True):
+  """Of weights that are rounded to x's dtype; or not, as where the kernel scales what a block of them gives."""
   of = np.repeat(f64(np.asarray(scales).astype(x.dtype)), group, 0)[:len(q)]
-  return f64(x) @ f64((q * of).astype(x.dtype))
+  return f64(x) @ (f64((q * of).astype(x.dtype)) if rounded else q * of)
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -88,7 +90,8 @@ def test_the_program_multiplies_as_the_formula_says(form, dtype, shape, group):
   m, n, k = shape
   call = dequant_matmul_call((m, n), dtype, k=k, group=group, format=form)
   lowered = call.lower(x, packed, scales)
-  assert_close(lowered.simulate(x, packed, scales)[0], product(x, q, scales, group), "gemm")
+  want = product(x, q, scales, group, rounded=m > 16 or group < 64)
+  assert_close(lowered.simulate(x, packed, scales)[0], want, "gemm")
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -104,38 +107,49 @@ def test_every_tiling_assembles_without_spills_and_copies_by_tma(form, m):
 @pytest.mark.parametrize(("m", "per_block"), [(1, 8), (8, 8), (9, 16), (16, 16)])
 def test_of_few_rows_each_warp_has_blocks_of_its_own_and_nothing_is_rearranged(m, per_block):
   """8 blocks of 64 rows and 32 columns in a slot, one for each of 8 warps; of up to 8 rows w is the left operand, whose
-  instruction takes twice the columns."""
+  instruction takes twice the columns. A result of 16 or 8 columns more takes the numbers' offset off, which therefore
+  stays in them, and not they but 8 or 16 sums are scaled."""
   k, n = 4096, 4096
   lowered = dequant_matmul_call((m, n), BF16, k=k).lower(
       struct(m, k, dtype=BF16), struct(*packed_shape(k, n, "int4"), dtype=np.uint32), struct(32, n, dtype=BF16))
-  assert count(lowered, "mma.sync") == per_block
-  assert count(lowered, r"ldmatrix\.sync\.aligned\.m8n8\.x4\.shared") == per_block // 4      # of x, each number once
-  assert count(lowered, "sub.rn.bf16x2") == 32
+  assert count(lowered, "mma.sync") == per_block + 4
+  assert count(lowered, r"ldmatrix\.sync\.aligned\.m8n8\.x4\.shared") == per_block // 4 + (m > 8)  # x, once; scales
+  assert count(lowered, "sub.rn.bf16x2") == count(lowered, "mul.rn.bf16x2") == 0
+  loop = lowered.as_text("ptx").partition("bar.warp.sync")[2].partition("bra $loop")[0]
+  assert len(re.findall(r"mul\.f32|mul\.rn\.f32", loop)) == per_block
   assert "relayout" not in lowered.as_text("layout") and "cluster" not in notes(lowered)
 
 
 @pytest.mark.parametrize(("m", "n", "form", "group", "tiling"), [
-  (1, 4096, "int4", 128, (8, 32, 2, 8, 8, 1)), (16, 4096, "int4", 128, (16, 32, 2, 8, 8, 1)),
-  (8, 14336, "fp4", 128, (8, 128, 2, 4, 8, 1)), (16, 14336, "int4", 128, (16, 64, 1, 5, 4, 2)),
-  (1, 14336, "int8", 128, (8, 64, 1, 4, 4, 2)), (4, 8192, "int4", 64, (8, 64, 2, 7, 8, 1)),
-  (16, 4096, "int4", 192, (16, 32, 2, 8, 6, 1)), (64, 4096, "int4", 128, (64, 128, 2, 6, 1, 1)),
-  (256, 4096, "int4", 128, (128, 64, 1, 8, 1, 1)), (512, 4096, "int4", 128, (256, 128, 2, 4, 1, 1)),
-  (4096, 4096, "int4", 128, (256, 128, 2, 4, 1, 1))])
+  (1, 4096, "int4", 128, (8, 32, 2, 4, 8)), (16, 4096, "int4", 128, (16, 32, 2, 4, 8)),
+  (8, 14336, "fp4", 128, (8, 128, 2, 3, 8)), (16, 14336, "int4", 128, (16, 128, 2, 3, 8)),
+  (1, 14336, "int8", 128, (8, 64, 2, 3, 8)), (4, 8192, "int4", 64, (8, 64, 2, 4, 8)),
+  (16, 4096, "int4", 192, (16, 32, 2, 4, 6)), (1, 4096, "int4", 192, (16, 32, 2, 4, 6)),
+  (64, 4096, "int4", 128, (64, 128, 2, 6, 1)), (256, 4096, "int4", 128, (128, 64, 1, 8, 1)),
+  (512, 4096, "int4", 128, (256, 128, 2, 4, 1)), (4096, 4096, "int4", 128, (256, 128, 2, 4, 1))])
 def test_tilings_give_every_sm_a_program_where_they_can(m, n, form, group, tiling):
   assert choose_dequant_tiling(m, n, form=form, group=group) == DequantTiling(*tiling)
 
 
+@pytest.mark.parametrize(("n", "persistent"), [(4096, False), (14336, False), (28672, True)])
+def test_few_rows_of_more_columns_than_the_sms_take_at_once_are_one_program_an_sm_after_another(n, persistent):
+  call = dequant_matmul_call((1, n), BF16, k=512)
+  lowered = call.lower(struct(1, 512, dtype=BF16), struct(*packed_shape(512, n, "int4"), dtype=np.uint32),
+                       struct(4, n, dtype=BF16))
+  assert lowered.compile().image.persistent == persistent
+
+
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize(("m", "n", "group"), [(1, 4096, 32), (8, 14336, 32), (16, 14336, 32), (16, 4096, 192)])
+@pytest.mark.parametrize(("m", "n", "group"), [
+  (1, 4096, 32), (8, 14336, 32), (16, 14336, 32), (16, 4096, 192), (8, 4096, 192), (1, 14336, 192), (16, 28672, 64),
+  (8, 28672, 1152)])
 def test_tilings_of_few_rows_hold_scales_of_any_kind(form, m, n, group):
-  """f32 scales of the smallest groups take most of shared memory; two CTAs must fit where the tiling wants them."""
+  """f32 scales of the smallest groups take most of shared memory."""
   k = 1152
   lowered = dequant_matmul_call((m, n), BF16, k=k, format=form, group=group).lower(
       struct(m, k, dtype=BF16), struct(*packed_shape(k, n, form), dtype=np.uint32), struct(k // group, n, dtype=F32))
   found = lowered.compile().memory_analysis()
-  ctas = choose_dequant_tiling(m, n, form=form, group=group).ctas_per_sm
-  assert found["spill_stores"] == 0 and found["registers"] * (3 if ctas == 1 else 2) * 128 * ctas <= 1 << 16
-  assert (found["smem_bytes"] + 1024) * ctas <= 228 << 10
+  assert found["spill_stores"] == 0 and found["registers"] * 3 * 128 <= 1 << 16 and found["smem_bytes"] <= 227 << 10
 
 
 def test_rows_of_x_that_tma_does_not_take_are_brought_by_the_producers_threads():
@@ -161,6 +175,7 @@ def test_weights_become_numbers_in_pairs_and_go_from_registers_to_the_tensor_cor
 @pytest.mark.parametrize("m", [3, 70])
 def test_derivatives_of_activations_and_scales_are_those_of_the_reference(m):
   x, _, packed, scales = operands((m, 40, 128), "int4", 64)
+  scales = scales / 64         # sines of large numbers differ by the rounding of weights
   pull = [jax.grad(lambda x, s, f=f: jnp.sum(jnp.sin(f(x, packed, s, group=64).astype(F32))), (0, 1))(x, scales)
           for f in (dequant_matmul, dequant_matmul_reference)]
   for got, want in zip(*pull):

@@ -238,7 +238,7 @@ class Buffer:
     self.pointer = int(_check(cuda.cuMemAlloc(max(self.nbytes, 1)), f"allocation of {self.nbytes} bytes"))
 
   def __del__(self) -> None:
-    if hasattr(self, "pointer"):
+    if hasattr(self, "pointer") and cuda is not None:      # at the interpreter's end modules are gone
       cuda.cuMemFree(self.pointer)
 
   def write(self, array: np.ndarray) -> None:
@@ -307,7 +307,7 @@ class Graph:
   def __init__(self, enqueue: Callable[[int], Any]):
     device()
     self._stream = _check(cuda.cuStreamCreate(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING), "stream")
-    mode = cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    mode = cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED       # a Buffer may be collected meanwhile: its free
     _check(cuda.cuStreamBeginCapture(self._stream, mode), "capture")
     try:
       self._kept = enqueue, enqueue(int(self._stream))
@@ -327,7 +327,7 @@ class Graph:
     _check(cuda.cuStreamSynchronize(self._stream), "an earlier launch failed")
 
   def __del__(self) -> None:
-    if hasattr(self, "_executable"):
+    if hasattr(self, "_executable") and cuda is not None:
       cuda.cuGraphExecDestroy(self._executable)
       cuda.cuStreamDestroy(self._stream)
 

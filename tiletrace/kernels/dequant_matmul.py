@@ -22,6 +22,7 @@ from tiletrace.kernels.packed_weights import (
   check_format,
   decoded,
   dequantize_weights,
+  offset_of,
   packed_shape,
   parts_of,
 )
@@ -30,22 +31,21 @@ from tiletrace.lowering.target import SM_90A
 _LEAST_GROUP = 32
 _FEW_ROWS = 16            # of x: what one mma.sync takes
 _FEWER_ROWS = 8           # the same where x is the right operand
+_ROWS, _COLUMNS = 16, 8   # of a result of mma.sync
 _FEW_BLOCKS = 8           # of w in a slot where there are few rows of x: one for each warp
-_RING_BYTES = 212 << 10
+_RING_BYTES = 220 << 10
 # A tile's time, in units of the first one's, where it is one of a wave (an H200, k = 4096).
 _MANY_ROWS = ((256, 128, 2, 4, 1.0), (128, 64, 1, 8, 0.6))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DequantTiling:
-  """Rows of x and columns of w of a tile, slots of the ring, blocks of 64 rows of w in one, and CTAs that an SM must
-  hold."""
+  """Rows of x and columns of w of a tile, slots of the ring, and blocks of 64 rows of w in one."""
   bm: int
   bn: int
   warpgroups: int
   num_stages: int
   blocks: int = 1
-  ctas_per_sm: int = 1
 
   @property
   def few_rows(self) -> bool:
@@ -54,22 +54,19 @@ class DequantTiling:
 
 def choose_dequant_tiling(m: int, n: int, *, form: Format, group: int) -> DequantTiling:
   """Every tile dequantises its weights anew: as many rows of x as there are, up to 256, unless smaller tiles are needed
-  to give every SM one. Few rows wait for the weights: then all programs run at once, with most of what they read on its
-  way."""
+  to give every SM one. Few rows wait for the weights: one program for each SM, of as many columns as that takes and its
+  registers allow, with 32 KiB or more on their way."""
   if m > 128:
     *tiling, _ = min(_MANY_ROWS, key=lambda t: tt.cdiv(tt.cdiv(m, t[0]) * tt.cdiv(n, t[1]), SM_90A.sm_count) * t[4])
     return DequantTiling(*tiling)
   if m > _FEW_ROWS:
     return DequantTiling(tt.align_to(m, 8) if m <= 64 else 128, 128, 2, 6)
-  bm = _FEWER_ROWS if m <= _FEWER_ROWS else _FEW_ROWS
-  wide = 4 * COLUMNS if bm == _FEWER_ROWS and BITS[form] == 4 else COLUMNS      # what the registers of one CTA allow
-  ctas = 1 if wide > COLUMNS or n <= wide * SM_90A.sm_count else 2              # of an SM
-  bn = 2 * COLUMNS if ctas == 2 else next((c for c in (COLUMNS, 2 * COLUMNS) if n <= c * SM_90A.sm_count), wide)
-  most = _FEW_BLOCKS // ctas
-  blocks = next(b for b in range(most, 0, -1) if b * BLOCK % group == 0 or group % (b * BLOCK) == 0)
+  blocks = next(b for b in range(_FEW_BLOCKS, 0, -1) if b * BLOCK % group == 0 or group % (b * BLOCK) == 0)
+  bm = _FEWER_ROWS if m <= _FEWER_ROWS and blocks & (blocks - 1) == 0 else _FEW_ROWS
+  bn = next((c for c in (COLUMNS, 2 * COLUMNS) if n <= c * SM_90A.sm_count), 16 * COLUMNS // BITS[form])
   slot = blocks * BLOCK * (bn * BITS[form] // 8 + 2 * bm) + 4 * tt.cdiv(blocks * BLOCK, group) * bn
-  stages = (_RING_BYTES // ctas - 4 * blocks * bm * bn) // slot                 # beside the sums of the warps
-  return DequantTiling(bm, bn, 2 // ctas, max(2, min(stages, 8)), blocks, ctas)
+  stages = (_RING_BYTES - 4 * blocks * bm * bn) // slot                         # beside the sums of the warps
+  return DequantTiling(bm, bn, 2, max(2, min(stages, 4 if bn * BITS[form] <= 256 else 3)), blocks)
 
 
 def dequant_matmul_kernel(x, w, scales, y, *, form, group, tiling):
@@ -97,37 +94,57 @@ def dequant_matmul_kernel(x, w, scales, y, *, form, group, tiling):
 
 def few_rows_kernel(x, w, scales, y, *, form, group, tiling):
   """y = x w by mma.sync: each warp has blocks of w of its own and multiplies them with their part of x, so that every
-  number goes to registers once; what the warps have is added at the end. Of few enough rows w is the left operand."""
+  number goes to registers once; what the warps have is added at the end. Of few enough rows w is the left operand.
+
+  Instructions bound it, not bytes: where a block has one scale for each column, its numbers are multiplied as they come
+  out of their words, with an offset; a product of that alone is taken off, and what is left is scaled.
+  """
   bm, bn, blocks = tiling.bm, tiling.bn, tiling.blocks
   j, parts = tt.program_id(0), parts_of(form)
   rows, cols = tt.block(0, bm), tt.block(j, bn)
   lines, fewer, shared = bn * 2 * BITS[form] // LINE, bm <= _FEWER_ROWS, min(blocks, max(1, group // BLOCK))
+  scaled = max(1, BLOCK // group)                          # parts of a block with scales of their own
+  offset = offset_of(form, x.dtype) if scaled == 1 else 0
   w_s = tt.alloc_shared((blocks, lines, LINE), w.dtype)
   scale_s = tt.alloc_shared((tt.cdiv(blocks * BLOCK, group), bn), scales.dtype)
   x_s = tt.alloc_shared((bm, blocks * BLOCK), x.dtype)
   acc = tt.alloc_fragment((blocks, bn, bm) if fewer else (blocks, bm, bn), jnp.float32)
+  product = tt.alloc_fragment(acc.shape, jnp.float32) if scaled == 1 else acc
+  extra = tt.alloc_fragment((blocks, _ROWS, bm) if fewer else (blocks, bm, _COLUMNS), jnp.float32)
   acc[...] = 0
   for k in tt.pipelined(tt.cdiv(w.shape[0], blocks), num_stages=tiling.num_stages):
     tt.copy(w.at[tt.block(k, blocks), tt.block(j, lines), :], w_s)
     tt.copy(scales.at[tt.ds(k * blocks * BLOCK // group, scale_s.shape[0]), cols], scale_s)
     tt.copy(x.at[rows, tt.block(k, blocks * BLOCK)], x_s)
-    words = w_s[...]
-    of = [_of_blocks(scale_s[tt.ds(i, blocks // shared, max(1, BLOCK // group)), :].astype(x.dtype), blocks)
-          for i in range(max(1, BLOCK // group))]
-    weights = tt.concatenate([
-        decoded(words, p, blocks * bn, form, x.dtype).reshape(blocks, bn, BLOCK // parts)
-        * of[p * len(of) // parts][:, :, None] for p in range(parts)], axis=2)
-    of_x = x_s[...].reshape(bm, blocks, BLOCK)
-    if fewer:
-      tt.gemm(weights, tt.transpose(of_x, (1, 2, 0)), acc)
-    else:
-      tt.gemm(tt.transpose(of_x, (1, 0, 2)), tt.transpose(weights, (0, 2, 1)), acc)
+    words, of_x = w_s[...], x_s[...].reshape(bm, blocks, BLOCK)
+    scale = [_of_blocks(scale_s[tt.ds(i, blocks // shared, scaled), :].astype(x.dtype), blocks) for i in range(scaled)]
+    numbers = [decoded(words, p, blocks * bn, form, x.dtype, offset=bool(offset)).reshape(blocks, bn, BLOCK // parts)
+               for p in range(parts)]
+    if scaled > 1:
+      numbers = [n * scale[p * scaled // parts][:, :, None] for p, n in enumerate(numbers)]
+    weights = tt.concatenate(numbers, axis=2)
+    left, right, much = (weights, tt.transpose(of_x, (1, 2, 0)), (blocks, _ROWS, BLOCK)) if fewer else (
+        tt.transpose(of_x, (1, 0, 2)), tt.transpose(weights, (0, 2, 1)), (blocks, BLOCK, _COLUMNS))
+    if offset:
+      much = tt.full(much, -offset, x.dtype)
+      tt.gemm(much if fewer else left, right if fewer else much, extra, accumulate=False)
+      product[...] = _repeated(extra[...], 1 if fewer else 2, bn)
+    tt.gemm(left, right, product, accumulate=scaled > 1 or bool(offset))
+    if scaled == 1:
+      acc[...] += product[...] * (scale[0][:, :, None] if fewer else scale[0][:, None, :]).astype(jnp.float32)
   part_s = tt.alloc_shared(acc.shape, jnp.float32)
   part_s[...] = acc[...]
   total = part_s[0]
   for b in range(1, blocks):
     total = total + part_s[b]
   y[rows, cols] = (total.T if fewer else total).astype(y.dtype)
+
+
+def _repeated(x: tt.Tile, axis: int, n: int) -> tt.Tile:
+  """x again and again along an axis, `n` numbers in all: each thread has what it needs."""
+  shape = list(x.shape)
+  times = [*shape[:axis], n // shape[axis], *shape[axis:]]
+  return tt.broadcast_to(x.reshape(*shape[:axis], 1, *shape[axis:]), times).reshape(*shape[:axis], n, *shape[axis + 1:])
 
 
 def _of_blocks(scale: tt.Tile, blocks: int) -> tt.Tile:
@@ -146,7 +163,7 @@ def dequant_matmul_reference(x: jax.Array, packed: jax.Array, scales: jax.Array,
 
 def dequant_matmul(x: jax.Array, packed: jax.Array, scales: jax.Array, *, group: int = 128, format: Format = "int4",
                    out_dtype: Any = None) -> jax.Array:
-  """x @ w of packed weights: numbers times their group's scale in x's dtype; sums in f32.
+  """x @ w of packed weights: numbers times their group's scale in x's dtype, or sums over a group times it in f32.
 
   Args:
     x: bfloat16 or float16 [..., k].
@@ -190,10 +207,10 @@ def dequant_matmul_call(shape: tuple[int, int], dtype: Any, *, k: int, group: in
   t = tiling or choose_dequant_tiling(m, n, form=format, group=group)
   kernel = few_rows_kernel if t.few_rows else dequant_matmul_kernel
   if t.few_rows:
-    launch: dict[str, Any] = {"grid": tt.cdiv(n, t.bn)}
+    launch: dict[str, Any] = {"grid": tt.cdiv(n, t.bn), "persistent": n > t.bn * SM_90A.sm_count}
   else:
     launch = {"grid": (tt.cdiv(m, t.bm), tt.cdiv(n, t.bn)), "raster": 16, "persistent": True}
-  options = tt.CompileOptions(ctas_per_sm=t.ctas_per_sm, overlap_launch=t.few_rows)
+  options = tt.CompileOptions(overlap_launch=t.few_rows)
   return tt.tile_call(
       functools.partial(kernel, form=format, group=group, tiling=t), jax.ShapeDtypeStruct(shape, dtype),
       warpgroups=t.warpgroups, **launch, name="dequant_matmul", options=options,

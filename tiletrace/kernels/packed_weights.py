@@ -172,21 +172,32 @@ def check_format(what: str, form: Any) -> None:
     raise TileTypeError(f"{what}: format is {form!r}", loc=caller_loc(), hint="one of " + ", ".join(map(repr, FORMATS)))
 
 
-def decoded(words: tt.Tile, part: int, columns: int, form: Format, dtype: Any) -> tt.Tile:
+def decoded(words: tt.Tile, part: int, columns: int, form: Format, dtype: Any, *, offset: bool = False) -> tt.Tile:
   """In a kernel: part `part` of blocks as numbers of bf16 or f16, [blocks * columns, rows of the part].
 
   Args:
     words: u32, of blocks and all of their `columns`; any shape.
     columns: of all the blocks together.
+    offset: leaves `offset_of(form, dtype)` in the numbers, which saves an instruction for each two.
   """
-  steps = BITS[form] // 4
-  x = (_fp4 if form == "fp4" else _integers)(words, part, BITS[form], jnp.dtype(dtype))
+  steps, dtype = BITS[form] // 4, jnp.dtype(dtype)
+  x = _fp4(words, part, dtype) if form == "fp4" else _integers(words, part, BITS[form], dtype)
+  if not offset and offset_of(form, dtype):
+    x = x - offset_of(form, dtype)
   x = x.reshape(columns, 4, steps, 2, 2)                                               # q, t, h, e
   return tt.transpose(x, (0, 2, 3, 1, 4)).reshape(columns, 16 * steps)
 
 
+def offset_of(form: Format, dtype: Any) -> int:
+  """What the first step of decoding adds to every number; 0: nothing that is the same for all."""
+  if form == "fp4" or (form == "int8" and dtype == jnp.bfloat16):
+    return 0
+  return (128 if dtype == jnp.bfloat16 else 1024) + 2 ** (BITS[form] - 1)
+
+
 def _integers(words: tt.Tile, part: int, bits: int, dtype: Any) -> tt.Tile:
-  """A number n of at most 7 (bf16) or 10 (f16) bits in the mantissa of 128 (1024) is 128 + n (1024 + n)."""
+  """A number n of at most 7 (bf16) or 10 (f16) bits in the mantissa of 128 (1024) is 128 + n (1024 + n): `offset_of`
+  too much where the sign has no place of its own."""
   shifted = words >> np.uint32(bits * part) if part else words
   if bits == 8 and dtype == jnp.bfloat16:       # 128 + the low 7 bits; less 128, or 256 by the sign in the exponent
     low, high = (tt.bitcast_convert_type(shifted & np.uint32(0x10001 * m) | np.uint32(0x43004300), dtype)
@@ -195,10 +206,10 @@ def _integers(words: tt.Tile, part: int, bits: int, dtype: Any) -> tt.Tile:
   magic = 0x4300 if dtype == jnp.bfloat16 else 0x6400
   half = 2 ** (bits - 1)                        # with the sign's bit inverted n + half is not negative
   pairs = shifted & np.uint32(0x10001 * (2**bits - 1)) ^ np.uint32(0x10001 * (magic | half))
-  return tt.bitcast_convert_type(pairs, dtype) - ((128 if dtype == jnp.bfloat16 else 1024) + half)
+  return tt.bitcast_convert_type(pairs, dtype)
 
 
-def _fp4(words: tt.Tile, part: int, bits: int, dtype: Any) -> tt.Tile:
+def _fp4(words: tt.Tile, part: int, dtype: Any) -> tt.Tile:
   """e2m1 in the bits of f16 is 2**-14 times its value, subnormal numbers included."""
   sign = words << np.uint32(12 - 4 * part) if part < 3 else words
   up = 9 - 4 * part

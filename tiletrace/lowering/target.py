@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+WARPS = 4                # of a warpgroup
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Target:

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 import tiletrace as tt
-from tests.lowering.kernels import BF16, count, lower, matmul, struct
+from tests.lowering.kernels import count, lower, struct
+from tiletrace.core.graph import walk
 
 
 def rows(i):
@@ -73,6 +74,30 @@ def test_ctas_per_sm_bounds_the_registers():
   assert registers(ctas_per_sm=10, allow_spills=True) <= 48
 
 
-def test_roles_with_a_budget_have_the_sm_to_themselves():
-  with pytest.raises(tt.LoweringError, match="ctas_per_sm=2, but this role has a budget"):
-    matmul(dtype=BF16, options=tt.CompileOptions(ctas_per_sm=2))
+def sum_kernel(x, y):
+  s = tt.alloc_shared((64, 64), x.dtype)
+  acc = tt.alloc_fragment((64, 64), jnp.float32)
+  acc[...] = 0
+  for k in tt.pipelined(8, num_stages=2):
+    tt.copy(x.at[tt.block(k, 64), :], s)
+    acc[...] += s[...]
+  y[...] = acc[...]
+
+
+@pytest.mark.parametrize(("warpgroups", "ctas", "regs"), [
+  (2, 1, [24, 240]), (2, 2, [24, 104]), (3, 2, [32, 72]), (2, 4, [24, 48])])
+def test_roles_share_what_is_left_of_an_sm_for_one_cta(warpgroups, ctas, regs):
+  lowered = lower(sum_kernel, [struct(512, 64)], struct(64, 64), warpgroups=warpgroups,
+                  options=tt.CompileOptions(ctas_per_sm=ctas))
+  roles = [e for e in walk(lowered.lowering.program.graph.body) if e.primitive.name == "warpgroup"]
+  assert [r.params["regs"] for r in roles] == regs
+  assert lowered.compile().memory_analysis()["registers"] * 128 * (1 + warpgroups) * ctas <= 65536
+
+
+def test_roles_whose_registers_the_author_chose_fit_the_ctas_of_an_sm():
+  def kernel(x, y):
+    with tt.warpgroup(0, regs=240):
+      y[...] = x[...]
+
+  with pytest.raises(tt.LoweringError, match="ctas_per_sm=3, but the roles of one CTA take 30720 registers of 65536"):
+    lower(kernel, [struct(64, 64)], struct(64, 64), options=tt.CompileOptions(ctas_per_sm=3))

@@ -145,14 +145,14 @@ def sum_kernel(x, y, *, num_stages):
   y[...] = acc[...]
 
 
-def test_all_threads_of_a_warpgroup_have_read_a_slot_before_one_releases_it():
+def test_each_warp_releases_a_slot_that_its_lanes_have_read_and_waits_for_no_other():
   lowered = lower(sum_kernel, [struct(512, 64)], struct(64, 64), static={"num_stages": 3}, warpgroups=2)
-  order = [n for n in names(loop_of(role(lowered, 1))) if n in ("load", "sync", "barrier_arrive")]
-  read = order.index("sync") - 1
-  assert order[read] == "load" and order[read + 2] == "barrier_arrive"
-  sync = next(e for e in walk(role(lowered, 1)) if e.primitive.name == "sync")
-  assert sync.params["each"] == "warpgroup"
-  assert count(lowered, r"bar.sync %r\d+, 128") == 1
+  order = [n for n in names(loop_of(role(lowered, 1))) if n in ("load", "sync", "fence", "barrier_arrive")]
+  read = order.index("fence") - 1
+  assert order[read] == "load" and order[read + 2] == "barrier_arrive" and "sync" not in order
+  arrive = next(e for e in walk(role(lowered, 1)) if e.primitive.name == "barrier_arrive")
+  assert arrive.params == {"count": 8, "each": "warp"} and arrive.values[0].type.arrivals == 8
+  assert count(lowered, "bar.warp.sync") == 1 and count(lowered, r"bar.sync %r\d+, 128") == 0
 
 
 def loop_of(block):

@@ -8,6 +8,7 @@ from tiletrace.lowering.emit.context import WARPGROUP, EmitContext, emit_rules
 from tiletrace.lowering.emit.values import Operand
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.registers import Addr, Reg
+from tiletrace.lowering.target import WARPS
 
 _BYTES = 8  # of an mbarrier object
 
@@ -79,8 +80,15 @@ def _guard(ctx: EmitContext, first: Reg) -> Reg | None:
 
 @emit_rules.register(ops.barrier_arrive_p)
 def _arrive(ctx: EmitContext, eqn: Eqn) -> None:
-  """`count` arrivals in all: by the elected thread, or in equal parts by the first thread of each warpgroup."""
+  """`count` arrivals in all: by the elected thread, or in equal parts by the first thread of each warpgroup, or by one
+  of each warp when all of its lanes have come here."""
   where, count = address(ctx, *eqn.values), eqn.params["count"]
+  if eqn.params.get("each") == "warp":
+    assert not ctx.scope.elected and count == ctx.scope.count * WARPS, eqn
+    ctx.b(isa.BAR_WARP_SYNC, -1)
+    lane = ctx.b.new(isa.AND, ctx.tid(), 31, type="b32")
+    ctx.b(isa.MBARRIER_ARRIVE, where, pred=_guard(ctx, ctx.b.new(isa.SETP, lane, 0, cmp="eq", type="s32")))
+    return
   if not ctx.scope.elected:
     assert count % ctx.scope.count == 0, f"{count} arrivals by {ctx.scope.count} warpgroups"
     count //= ctx.scope.count

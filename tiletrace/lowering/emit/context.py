@@ -9,6 +9,7 @@ from tiletrace.core.graph import Atom, Block, Eqn, Literal, TileGraph, Var
 from tiletrace.core.rules import RuleTable
 from tiletrace.core.types import BarrierType, Extent, RefType, Size, Space, TileType
 from tiletrace.lowering.emit.cache_hints import cache_hints
+from tiletrace.lowering.emit.masks import kept_masks
 from tiletrace.lowering.emit.snapshots import loads_to_copy
 from tiletrace.lowering.emit.tensor_maps import TensorMap, TensorMaps
 from tiletrace.lowering.emit.values import Elements, Operand, allocate
@@ -55,6 +56,7 @@ class EmitContext:
     table: (values) -> the symbol of a table of integers.
     scope: the active threads.
     cache_hints: modifiers of the loads of an array.
+    kept: literals that are in registers from the kernel's beginning, once some equation has asked for them.
   """
 
   def __init__(self, graph: TileGraph, layouts: dict[Var, Layout], offsets: dict[Var, int], target: Target,
@@ -72,6 +74,8 @@ class EmitContext:
     self.guard: Reg | None = None
     self.copied_loads: set[Eqn] = loads_to_copy(graph.body)
     self.cache_hints = cache_hints(graph)
+    self.masks = kept_masks(graph)
+    self.kept: dict[int, Reg] = {}
 
   # ---- the environment
 
@@ -119,6 +123,15 @@ class EmitContext:
     out = allocate(self.b, var.type.dtype, self.count(var), eqn.loc)
     self.bind(var, out)
     return out
+
+  def mask(self, eqn: Eqn) -> Reg | None:
+    """The register that holds the literal of an `and` from the kernel's beginning, if one is to (masks.py)."""
+    if eqn not in self.masks:
+      return None
+    value = self.masks[eqn]
+    if value not in self.kept:
+      self.kept[value] = self.b.reg("b32")
+    return self.kept[value]
 
   # ---- threads
 
@@ -207,7 +220,7 @@ class EmitContext:
   @property
   def entry_registers(self) -> int:
     """Registers per thread at entry: what the SM holds, shared evenly, in the hardware's units of eight."""
-    return min(255, self.target.registers // self.whole.threads // 8 * 8)
+    return min(255, self.target.registers // (self.entry.min_ctas or 1) // self.whole.threads // 8 * 8)
 
   @contextlib.contextmanager
   def guarded(self, predicate: Reg) -> Iterator[None]:

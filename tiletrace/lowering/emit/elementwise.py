@@ -9,7 +9,7 @@ import numpy as np
 
 from tiletrace.core import dtypes
 from tiletrace.core.errors import LoweringError
-from tiletrace.core.graph import Eqn, Primitive
+from tiletrace.core.graph import Eqn, Primitive, Var
 from tiletrace.core.ops import elementwise as ew
 from tiletrace.lowering.emit import exponentials as ex, math_functions as fn, trigonometry as trig
 from tiletrace.lowering.emit.context import EmitContext, emit_rules
@@ -32,9 +32,10 @@ def compute_type(dtype: np.dtype) -> str:
 
 def operands(ctx: EmitContext, eqn: Eqn) -> tuple[int, list[list[Operand]]]:
   """(elements per thread, for each operand one register or literal per element)."""
-  xs = [ctx.read(v) for v in eqn.values]
+  mask = ctx.mask(eqn)
+  lists: list[list[Operand]] = [unpack(ctx.b, ctx.read(v)) if mask is None or isinstance(v, Var) else [mask]
+                                for v in eqn.values]
   count = ctx.count(eqn.outvars[0])
-  lists = [unpack(ctx.b, x) for x in xs]
   return count, [xs * count if len(xs) == 1 else xs for xs in lists]
 
 

@@ -28,7 +28,7 @@ from tiletrace.core.graph import walk
 from tiletrace.core.ops.roles import warpgroup_p
 from tiletrace.core.types import RefType
 from tiletrace.lowering.emit.barrier import init_barriers, leave_cluster
-from tiletrace.lowering.emit.context import EmitContext
+from tiletrace.lowering.emit.context import WARPGROUP, EmitContext
 from tiletrace.lowering.emit.profile import begin_profile
 from tiletrace.lowering.emit.tensor_maps import TensorMap
 from tiletrace.lowering.facts import Facts
@@ -57,13 +57,14 @@ def emit(program: Program, options: CompileOptions) -> Emitted:
   Tensor maps are found while emitting the body, so the prologue that takes their addresses is put before it afterwards.
 
   Raises:
-    LoweringError: several CTAs are to share an SM whose registers a role takes.
+    LoweringError: several CTAs are to share an SM whose registers the roles of fewer take.
   """
   graph = program.graph
   budgets = [e for e in walk(graph.body) if e.primitive is warpgroup_p and e.params["regs"] is not None]
-  if options.ctas_per_sm > 1 and budgets:
-    raise LoweringError(f"ctas_per_sm={options.ctas_per_sm}, but this role has a budget of registers for one CTA",
-                        loc=budgets[0].loc, hint="drop ctas_per_sm=")
+  taken = WARPGROUP * sum(e.params["count"] * e.params["regs"] for e in budgets)
+  if taken * options.ctas_per_sm > program.target.registers:
+    raise LoweringError(f"ctas_per_sm={options.ctas_per_sm}, but the roles of one CTA take {taken} registers of "
+                        f"{program.target.registers}", loc=budgets[0].loc, hint="drop ctas_per_sm=, or regs=")
   module = Module(target=program.target.name)
   smem = module.dynamic_shared("smem", align=1024)
   entry = module.entry(graph.name, (), program.threads, min_ctas=options.ctas_per_sm,
@@ -94,7 +95,7 @@ def emit(program: Program, options: CompileOptions) -> Emitted:
   ctx.block(dataclasses.replace(graph.body, eqns=graph.body.eqns[first:]))
   leave_cluster(ctx)
   ctx.b(isa.RET)
-  _take_map_addresses(ctx, entry, head)
+  _at_head(ctx, entry, head)
   _check_instructions(entry, program.target)
   return Emitted(module, len(roots), tuple(ctx.maps.maps), overlap)
 
@@ -119,12 +120,15 @@ def _pointers(ctx: EmitContext, entry: Entry, roots: list) -> None:
     ctx.bind_pointer(var, ctx.b.new(isa.CVTA_TO, generic, space="global"))
 
 
-def _take_map_addresses(ctx: EmitContext, entry: Entry, head: int) -> None:
-  """Generic addresses of the tensor maps, prefetched by one thread, placed where they dominate every use."""
+def _at_head(ctx: EmitContext, entry: Entry, head: int) -> None:
+  """Masks that stay in registers, and generic addresses of the tensor maps, prefetched by one thread: placed where they
+  dominate every use."""
   maps = ctx.maps.maps
   entry.params = (*entry.params, *(Param(f"map{i}", "tensormap") for i in range(len(maps))))
   body, entry.body = entry.body, []
   b = ctx.b
+  for value, register in ctx.kept.items():
+    b(isa.MUL_LO, register, b.special("ntid.y"), value, type="u32")
   for i, m in enumerate(maps):
     address = ctx.maps.addresses[m]
     raw = b.new(isa.MOV_SYMBOL, entry.param(f"map{i}"), type="u64")

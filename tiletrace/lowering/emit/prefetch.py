@@ -7,8 +7,7 @@ from tiletrace.lowering.emit.context import EmitContext, emit_rules
 from tiletrace.lowering.emit.global_access import GlobalAccess
 from tiletrace.lowering.layouts.fragment import blocked
 from tiletrace.lowering.ptx import isa
-
-_WARPS = 4             # of a warpgroup
+from tiletrace.lowering.target import WARPS
 
 
 @emit_rules.register(prefetch_p)
@@ -16,7 +15,7 @@ def _prefetch(ctx: EmitContext, eqn: Eqn) -> None:
   if eqn.params["dispatch"] == "none":
     return
   starts = eqn.refs[0]                 # of the runs
-  shape, bits, warps = starts.view.static_shape, 8 * starts.type.dtype.itemsize, _WARPS * ctx.scope.count
+  shape, bits, warps = starts.view.static_shape, 8 * starts.type.dtype.itemsize, WARPS * ctx.scope.count
   layout = blocked((1,) * len(shape) if ctx.scope.elected else shape, bits, warps, vec=1)
   for d, n in enumerate(shape if ctx.scope.elected else ()):       # all of them in one thread
     layout = layout.repeat("reg", n, d)

@@ -122,8 +122,9 @@ class Builder:
   def wait(self, bar: Var, index: Atom | int, phase: Atom | int) -> None:
     self.op_effect(barrier.barrier_wait_p, bar, index, phase)
 
-  def arrive(self, bar: Var, index: Atom | int, count: int, *, cluster: bool = False) -> None:
-    self.op_effect(barrier.barrier_arrive_p, bar, index, count=count, **({"cluster": True} if cluster else {}))
+  def arrive(self, bar: Var, index: Atom | int, count: int, *, cluster: bool = False, each: str | None = None) -> None:
+    params = {"cluster": True} if cluster else {"each": each} if each else {}
+    self.op_effect(barrier.barrier_arrive_p, bar, index, count=count, **params)
 
   def wait_groups(self, n: int) -> None:
     """Until n groups of wgmma are in flight at most, or as few as a wait can name."""

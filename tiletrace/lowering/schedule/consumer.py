@@ -12,6 +12,7 @@ from tiletrace.lowering.schedule.asynchrony import accesses, gemms_in, sink_cast
 from tiletrace.lowering.schedule.builder import Builder, RingState
 from tiletrace.lowering.schedule.flight import Flight, Group, Held, needed_at
 from tiletrace.lowering.schedule.rings import Ring, Segment
+from tiletrace.lowering.target import WARPS
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -20,23 +21,28 @@ class RingResources:
 
   `multicast`: copy -> axes of the grid along which the cluster's CTAs share it. A slot of a shared ring is free when
   the consumers of all CTAs have read theirs.
+  `by_warps`: threads read the slots themselves: each warp releases what it has read, and waits for no other.
   """
   ring: Ring
   buffers: dict[Var, Var]
   full: Var
   empty: Var
   multicast: dict[Eqn, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+  by_warps: bool = False
 
   def release(self, b: Builder, slot: Atom, arrivals: int) -> None:
-    b.arrive(self.empty, slot, arrivals, cluster=bool(self.multicast))
+    if self.by_warps:
+      b.arrive(self.empty, slot, arrivals * WARPS, each="warp")
+    else:
+      b.arrive(self.empty, slot, arrivals, cluster=bool(self.multicast))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class _Live:
   """A slot that has been waited for: views of the buffers are redirected to it.
 
-  `by_threads`: threads read or change it themselves, so that all of a warpgroup must have done so before one of them
-  releases it (the groups of wgmma belong to the warpgroup as a whole).
+  `by_threads`: threads read or change it themselves, so that all of them must have done so before one releases it for
+  its warp, or its warpgroup (the groups of wgmma belong to the warpgroup as a whole).
   """
   resources: RingResources
   state: RingState
@@ -147,7 +153,7 @@ class Consumer:
     b.wait(resources.full, slot, state.phase(b))
     first, last = (block.eqns.index(e) for e in (segment.first_use, segment.last_use))
     live = _Live(resources, state, slot, segment, any(
-        _touched_by_threads(e, resources.ring) for e in block.eqns[first:last + 1] if e not in self._pushes))
+        _touched_by_threads(e, resources.ring) for e in block.eqns[first:last + 1]))
     for v in resources.ring.buffers:
       self.live[v] = live
     return live
@@ -248,8 +254,7 @@ class Consumer:
   def _release_after(self, eqn: Eqn, done: list[_Live], flight: Flight) -> list[Eqn]:
     """Slots whose last use was `eqn`: released now, or when the newest group that reads them is complete."""
     b = Builder(eqn.loc)
-    if any(live.by_threads for live in done):
-      _finish_reading(b)
+    _finish_reading(b, done)
     for live in done:
       buffers = set(live.resources.ring.buffers)
       reader = next((g for g in reversed(flight.groups) if buffers & g.pending.shared), None)
@@ -316,8 +321,7 @@ class Consumer:
     return [loop.replace(blocks=(dataclasses.replace(body, eqns=tuple(out)),)), *after.eqns]
 
   def _release_previous(self, b: Builder, opened: list[_Live], condition: Atom | None) -> None:
-    if any(live.by_threads for live in opened):
-      _finish_reading(b)
+    _finish_reading(b, opened)
     inner = b.inner() if condition is not None else b
     for live in opened:
       slot = live.state.slot(inner)
@@ -342,25 +346,31 @@ def _alike(left: list[Group], right: list[Group]) -> bool:
   return key(left) == key(right)
 
 
-def _finish_reading(b: Builder) -> None:
-  """Every thread of the warpgroup has read the slot, also as TMA sees it, which refills it: without the fence the
-  arrival overtakes loads that are on their way (seen on an H200), and the sync does not wait for them."""
-  b.fence()
-  b.sync("warpgroup")
+def _finish_reading(b: Builder, slots: list[_Live]) -> None:
+  """Every thread has read the slots, also as TMA sees it, which refills them: without the fence the arrival overtakes
+  loads that are on their way (seen on an H200), and a sync does not wait for them."""
+  read = [live for live in slots if live.by_threads]
+  if read:
+    b.fence()
+  if any(not live.resources.by_warps for live in read):
+    b.sync("warpgroup")
 
 
 def _touched_by_threads(eqn: Eqn, ring: Ring) -> bool:
   """Whether an equation, blocks included, reads the ring other than by wgmma, or changes what is in its slot; but for
   branches that change a slot last, which end with a fence and a sync of their own (syncs.py)."""
+  if any(eqn in s.copies for s in ring.segments):
+    return False
   buffers = set(ring.buffers)
   if eqn.blocks:
-    return any(_touched_in(b, ring) and not (eqn.primitive is control.cond_p and _changed_last(b, buffers))
+    return any(touched_in(b, ring) and not (eqn.primitive is control.cond_p and _changed_last(b, buffers))
                for b in eqn.blocks)
   reads, writes = accesses(eqn)
   return eqn.primitive is not mma.gemm_p and bool((reads | writes) & buffers)
 
 
-def _touched_in(block: Block, ring: Ring) -> bool:
+def touched_in(block: Block, ring: Ring) -> bool:
+  """Whether threads read a ring's slots themselves, or change what is in them before others use it."""
   return any(_touched_by_threads(e, ring) for e in block.eqns)
 
 

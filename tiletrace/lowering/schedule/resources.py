@@ -22,18 +22,19 @@ BESIDE_FRAGMENTS = 48                    # of a consumer
 _MAX_CONSUMER_REGISTERS = 240
 
 
-def register_budget(consumers: int, target: Target, copies_beside: int | None = None) -> tuple[int, int] | None:
+def register_budget(consumers: int, registers: int, copies_beside: int | None = None) -> tuple[int, int] | None:
   """(producer, consumer) registers per thread, or None where every thread gets what it can use at launch.
 
   setmaxnreg moves registers between warpgroups in units of 8; all of them together hold what the CTA got at launch, and
   24 is what an idle producer needs (PTX ISA, setmaxnreg).
 
   Args:
+    registers: what a CTA may hold.
     copies_beside: where the producer's threads copy themselves, the registers of a consumer's fragments.
   """
-  if consumers < 2:
+  entry = registers // 128 // (consumers + 1) // 8 * 8
+  if consumers < 2 or entry <= PRODUCER_REGISTERS:
     return None
-  entry = target.registers // 128 // (consumers + 1) // 8 * 8
   pool = entry * (consumers + 1)
 
   def left(producer: int) -> int:
@@ -42,10 +43,10 @@ def register_budget(consumers: int, target: Target, copies_beside: int | None = 
   if copies_beside is None:
     producer = PRODUCER_REGISTERS
     each = left(producer)
-    producer = 32 if consumers == 3 else producer
+    producer = min(pool - consumers * each, 32) if consumers == 3 else producer
   else:
     fitting = (p for p in _COPYING_REGISTERS if p <= entry <= left(p) and left(p) >= copies_beside + BESIDE_FRAGMENTS)
-    producer = next(fitting, _COPYING_REGISTERS[-1])
+    producer = next(fitting, min(entry, _COPYING_REGISTERS[-1]))
     each = left(producer)
   assert producer <= entry <= each and producer + consumers * each <= pool, (consumers, producer, each)
   return producer, each
@@ -138,13 +139,15 @@ def check_registers(graph: TileGraph, layouts: dict[Var, Layout], budget: int) -
                       hint="take smaller tiles, more warpgroups=, or loop over blocks of the tile")
 
 
-def check_instructions(graph: TileGraph, layouts: dict[Var, Layout], threads: int, target: Target) -> None:
+def check_instructions(graph: TileGraph, layouts: dict[Var, Layout], threads: int, registers: int) -> None:
   """ptxas allocates within the registers that a thread has at entry, whatever setmaxnreg adds (C7602).
 
+  Args:
+    registers: what a CTA may hold.
   Raises:
     ResourceError: a wgmma whose accumulator leaves too few of them.
   """
-  entry = min(255, target.registers // threads // 8 * 8)
+  entry = min(255, registers // threads // 8 * 8)
   sizes = role_sizes(graph)
   for eqn in walk(graph.body):
     if eqn.primitive.name != "gemm_async":

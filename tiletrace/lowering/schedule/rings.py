@@ -2,8 +2,9 @@
 
 A buffer is a ring if it is filled by copies of the whole buffer from global memory, by TMA (also in parts, rows after
 rows, as from two pages) or, in a loop of several stages, by threads, and everything that such a copy brings is used in
-the block of the copy, before the next one. In between consumers may change it. Buffers that are pushed side by side and
-used over the same stretch share their barriers.
+the block of the copy, before the next one. In between consumers may change it. Buffers that are pushed side by side
+share their barriers where they are used over the same stretch, or where TMA brings them and all that is done with them
+is that threads read them, with neither products nor loops between: each barrier is a wait, a fence and arrivals.
 """
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ from tiletrace.core.effects import Access, RefEffect
 from tiletrace.core.graph import Block, Eqn, TileGraph, Var, walk
 from tiletrace.core.rules import effects
 from tiletrace.core.types import Space
+
+_LONG = frozenset({"gemm", "mma_sync", "barrier_wait", "sync"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -226,15 +229,25 @@ def _collect(block: Block, stages: int, refused: set[Var], parts: dict[Eqn, tupl
       spans.append((i, copies, uses[0], uses[-1]))
   groups: list[list[tuple[int, tuple[Eqn, ...], int, int]]] = []
   for span in spans:
-    if groups and groups[-1][0][2:] == span[2:] and span[0] < span[2] and span[1][0].refs[1].root not in {
-        s[1][0].refs[1].root for s in groups[-1]}:
+    if groups and span[1][0].refs[1].root not in {s[1][0].refs[1].root for s in groups[-1]} and (
+        (groups[-1][0][2:] == span[2:] and span[0] < span[2]) or _read_together(block, [*groups[-1], span])):
       groups[-1].append(span)
     else:
       groups.append([span])
   for group in groups:
     copies = tuple(c for s in group for c in s[1])
-    segment = Segment(copies, block.eqns[group[0][2]], block.eqns[group[0][3]])
+    segment = Segment(copies, block.eqns[min(s[2] for s in group)], block.eqns[max(s[3] for s in group)])
     out.setdefault(frozenset(c.refs[1].root for c in copies), []).append((segment, stages))
+
+
+def _read_together(block: Block, spans: list[tuple[int, tuple[Eqn, ...], int, int]]) -> bool:
+  """Whether threads read what the copies bring, one after another, and nothing that takes long comes between."""
+  first, last = min(s[2] for s in spans), max(s[3] for s in spans)
+  buffers = {s[1][0].refs[1].root for s in spans}
+  between = block.eqns[first:last + 1]
+  return max(s[0] for s in spans) < first and all(is_tma(c) for s in spans for c in s[1]) and all(
+      e.primitive.name == "load" if shared_uses(e) & buffers else not e.blocks and e.primitive.name not in _LONG
+      for e in between)
 
 
 def uses_outside_segments(graph: TileGraph, rings: list[Ring]) -> dict[Var, Eqn]:

@@ -24,7 +24,7 @@ from tiletrace.lowering.schedule.atomics import AtomicLowering
 from tiletrace.lowering.schedule.balance import balanced_order, longest_first
 from tiletrace.lowering.schedule.builder import Builder, RingState
 from tiletrace.lowering.schedule.checker import check_program
-from tiletrace.lowering.schedule.consumer import Consumer, RingResources
+from tiletrace.lowering.schedule.consumer import Consumer, RingResources, touched_in
 from tiletrace.lowering.schedule.cumulative import CumulativeLowering
 from tiletrace.lowering.schedule.deferral import Deferred, defer_epilogue
 from tiletrace.lowering.schedule.epilogue import (
@@ -66,7 +66,7 @@ from tiletrace.lowering.schedule.unit_factors import UnitFactors
 from tiletrace.lowering.select.memory import ThreadCopy, stored_by_matrices, thread_copy
 from tiletrace.lowering.select.select import Selected, context, demote_copies
 from tiletrace.lowering.shared_views import stack
-from tiletrace.lowering.target import Target
+from tiletrace.lowering.target import WARPS, Target
 
 WARPGROUP = 128
 Expand = Callable[[Block], Block]
@@ -93,7 +93,7 @@ def schedule(selected: Selected, target: Target, options: CompileOptions) -> Pro
   total = math.prod(graph.options.grid)
   check_launch(graph, threads, total, target)
   check_registers(graph, layouts, 255)
-  check_instructions(graph, layouts, threads, target)
+  check_instructions(graph, layouts, threads, target.registers // options.ctas_per_sm)
   offsets, smem = place_buffers(graph, layouts, target)
   unproven = check_program(graph)
   assert is_explicit(selected.graph) or not unproven, unproven
@@ -127,6 +127,7 @@ class _Scheduler:
   def __init__(self, graph: TileGraph, layouts: dict[Var, Layout], target: Target, options: CompileOptions,
                notes: list[str]):
     self.graph, self.layouts, self.target, self.options, self.notes = graph, layouts, target, options, notes
+    self.registers = target.registers // options.ctas_per_sm       # of a CTA
     self.facts = Facts(graph)
     self.unordered = unordered(graph, self.facts)
     self.allocs: list[Eqn] = []
@@ -198,7 +199,7 @@ class _Scheduler:
                    for v, e in sliced.sent.items()]
     expand, staging = self._epilogue(head, graph.body, consumers)
     beside = fragment_registers(graph, self.layouts) if any(r.by_threads for r in rings) else None
-    budget = register_budget(consumers, self.target, beside)
+    budget = register_budget(consumers, self.registers, beside)
     plans = self._plans(graph, rings, part_of(budget[0] if budget else None))
     head.role(0, 1, budget[0] if budget else None, self._producer(graph, sliced, resources, plans, mail,
                                                                            handover))
@@ -213,9 +214,10 @@ class _Scheduler:
     buffers = {v: self._stacked(head, v, ring.slots) for v in ring.buffers}
     full = head.alloc_barrier(ring.slots, ring.by_tma + ring.by_threads, "full")
     multicast = {c: shared[c] for s in ring.segments for c in s.copies if c in shared}
-    readers = consumers * (self.graph.options.cluster_size if multicast else 1)
+    by_warps = not multicast and touched_in(self.graph.body, ring)
+    readers = consumers * (self.graph.options.cluster_size if multicast else WARPS if by_warps else 1)
     empty = head.alloc_barrier(ring.slots, readers, "empty")
-    return RingResources(ring, buffers, full, empty, multicast)
+    return RingResources(ring, buffers, full, empty, multicast, by_warps)
 
   def _plans(self, graph: TileGraph, rings: list[Ring], part: int) -> dict[Eqn, ThreadCopy]:
     """How one warpgroup makes each copy into the rings that TMA does not make."""
@@ -240,7 +242,7 @@ class _Scheduler:
 
   def _fits(self, graph: TileGraph, budget: int | None) -> Callable[[list[Var]], bool]:
     """Whether a consumer's registers (`budget`, or what the launch leaves) hold operands beside the fragments."""
-    most = budget or min(255, self.target.registers // (WARPGROUP * graph.options.warpgroups))
+    most = budget or min(255, self.registers // (WARPGROUP * graph.options.warpgroups))
     fragments = fragment_registers(graph, self.layouts)
     return lambda operands: fragments + sum(registers_of(v, self.layouts) for v in operands) + BESIDE_FRAGMENTS <= most
 
