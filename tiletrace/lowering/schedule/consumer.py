@@ -283,11 +283,13 @@ class Consumer:
   # ---- the gemm loop, with a group in flight over the back edge
 
   def _pipelined_gemm_loop(self, loop: Eqn) -> list[Eqn]:
-    """Each iteration waits for the groups of the one before, and releases its slots one iteration late."""
+    """Each iteration waits for the groups of the one before, and releases their slots one iteration late; slots that no
+    gemm reads when they have been used."""
     body, lo = loop.blocks[0], loop.values[0]
     index = body.invars[0]
     out: list[Eqn] = []
     opened: list[_Live] = []
+    apart: list[_Live] = []
     gemms = sum(e.primitive is mma.gemm_p for e in body.eqns)
     seen = 0
     for eqn in body.eqns:
@@ -295,7 +297,8 @@ class Consumer:
         continue
       b = Builder(eqn.loc)
       for resources, segment in self._starts.get(eqn, ()):
-        opened.append(self._acquire(b, resources, segment, body))
+        live = self._acquire(b, resources, segment, body)
+        (opened if _multiplied(body, live) else apart).append(live)
       out += b.eqns
       rewritten = self._redirect(eqn)
       if eqn.primitive is mma.gemm_p:
@@ -311,6 +314,7 @@ class Consumer:
       else:
         blocks = tuple(map(self.block, rewritten.blocks))
         out.append(rewritten.replace(blocks=blocks) if blocks else rewritten)
+      out += self._release_after(eqn, [live for live in apart if live.segment.last_use is eqn], Flight(self.arrivals))
     after = Builder(loop.loc)
     after.wait_groups(0)
     if opened and not self.facts.certainly_runs(loop):
@@ -330,6 +334,13 @@ class Consumer:
       live.resources.release(inner, before, self.arrivals)
     if condition is not None:
       b.when(condition, inner.block())
+
+
+def _multiplied(block: Block, live: _Live) -> bool:
+  """Whether a gemm reads a slot."""
+  first, last = (block.eqns.index(e) for e in (live.segment.first_use, live.segment.last_use))
+  held = dataclasses.replace(block, eqns=block.eqns[first:last + 1])
+  return any({r.root for r in g.refs} & set(live.resources.ring.buffers) for g in gemms_in(held))
 
 
 def _appended(block: Block, finish: Callable[[Builder], None]) -> Block:
