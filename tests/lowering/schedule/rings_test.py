@@ -111,7 +111,8 @@ def test_a_slot_that_wgmma_and_threads_read_is_released_by_warps_when_both_are_d
                                                                         "barrier_arrive")]
   assert order.index("wgmma_wait") < order.index("barrier_arrive") and order.index("fence") < order.index(
       "barrier_arrive")
-  assert [e.params["each"] for e in walk(body) if e.primitive.name == "barrier_arrive" and e.params["count"] == 4] == ["warp"]
+  arrivals = [e.params for e in walk(body) if e.primitive.name == "barrier_arrive" and e.params["count"] == 4]
+  assert [p["each"] for p in arrivals] == ["warp"]
   x, z = (v.astype(np.float64).reshape(-1, 64, 64) for v in (a, b))
   for seed in range(3):
     assert_close(lowered.simulate(a, b, seed=seed)[0], (x @ z + x.sum(2, keepdims=True)).sum(0), "gemm")
