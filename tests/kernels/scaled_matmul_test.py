@@ -11,6 +11,7 @@ import tiletrace as tt
 from tests.kernels.arrays import compiled
 from tests.lowering.kernels import BF16, F32, struct, variants
 from tests.tolerances import assert_close
+from tiletrace.core.graph import walk
 from tiletrace.kernels import scaled_matmul, scaled_matmul_reference
 from tiletrace.kernels.scaled_matmul import scaled_matmul_call
 
@@ -48,6 +49,33 @@ def test_products_are_those_of_the_scaled_numbers(scaling, shape, dtypes):
     got = compiled(function, x, w, of_x, of_w, out_dtype=to)
     assert got.dtype == to
     assert_close(got, want, "gemm")
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("blocks", [1, 2, 3, 5, 8])
+def test_any_number_of_blocks_of_k_is_added_once(scaling, blocks):
+  m, n, k = 200, 136, 128 * blocks - 16
+  x, w, of_x, of_w = operands(scaling, m, n, k)
+  of_x = of_x.T if scaling == "block" else of_x
+  lowered = scaled_matmul_call((m, n), F32, k=k, scaling=scaling).lower(x, w, of_x, of_w)
+  want = dequantised(x, of_x.T, scaling, 1) @ dequantised(w, of_w, scaling, 128).T
+  for num_sms in (1, 4):
+    assert_close(lowered.simulate(x, w, of_x, of_w, num_sms=num_sms)[0], want, "gemm")
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize(("blocks", "unroll"), [(16, 4), (15, 1), (17, 2), (18, 2), (47, 4), (1, 1), (2, 2)])
+def test_a_block_is_multiplied_while_the_one_before_it_is_added(scaling, blocks, unroll):
+  m, n, k = 8192, 8192, 128 * blocks
+  of_x, of_w = {"tensor": ((), ()), "row": ((m,), (n,)), "block": ((blocks, m), (64, blocks))}[scaling]
+  lowered = scaled_matmul_call((m, n), BF16, k=k, scaling=scaling).lower(
+      struct(m, k, dtype=E4M3), struct(n, k, dtype=E4M3), struct(*of_x), struct(*of_w))
+  loops = [e.blocks[0] for e in walk(lowered.lowering.program.graph.body) if e.primitive.name == "for_loop"]
+  bodies = [[(e.primitive.name, e.params.get("n")) for e in b.eqns if e.primitive.name in ("gemm_async", "wgmma_wait")]
+            for b in loops]
+  waits = [[("gemm_async", None)] * 2, *[[("wgmma_wait", 1), ("gemm_async", None)]] * (unroll - 2), [("wgmma_wait", 1)]]
+  want = [*itertools.chain(*waits), ("wgmma_wait", 0)] if unroll > 1 else [("gemm_async", None), ("wgmma_wait", 0)]
+  assert any(b[-len(want):] == want for b in bodies)
 
 
 @pytest.mark.parametrize("scaling", ["tensor", "row"])

@@ -17,44 +17,60 @@ from tiletrace.kernels.matmul import Tiling, choose_tiling
 BLOCK = 128               # elements along k, and rows of w, that share a scale
 FLOATS = (jnp.float8_e4m3fn, jnp.float8_e5m2)
 Scaling = Literal["tensor", "row", "block"]
-# Two sets of sums in registers: half of the tile that one set leaves room for.
-_EXACT_TILINGS = (Tiling(128, 128, 2, 5, 1.0, bk=BLOCK), Tiling(64, 128, 1, 7, 0.65, bk=BLOCK))
+# Three sets of sums in registers.
+_EXACT_TILINGS = (Tiling(128, 128, 2, 6, 1.0, bk=BLOCK), Tiling(64, 128, 1, 7, 0.65, bk=BLOCK))
 
 
-def scaled_matmul_kernel(x, w, x_scale, w_scale, y, *, scaling, fast, bm, bn, bk, num_stages):
-  """x[m, k] @ w[n, k].T. Scales: a scalar each; [m] and [n]; [k / 128, m] and [n / 128, k / 128]."""
+def scaled_matmul_kernel(x, w, x_scale, w_scale, y, *, scaling, bm, bn, bk, num_stages):
+  """x[m, k] @ w[n, k].T, all of k summed by the tensor core. Scales: a scalar each, or [m] and [n]."""
   i, j = tt.program_id(0), tt.program_id(1)
   rows, cols = tt.block(i, bm), tt.block(j, bn)
   x_s = tt.alloc_shared((bm, bk), x.dtype)
   w_s = tt.alloc_shared((bn, bk), w.dtype)
   total = tt.alloc_fragment((bm, bn), jnp.float32)
   total[...] = 0
-  if not fast:
-    part = tt.alloc_fragment((bm, bn), jnp.float32)
-  if scaling == "block":
-    of_x = tt.alloc_shared((bm,), jnp.float32)
-    of_w = tt.alloc_fragment((1,), jnp.float32)
-    of_w[...] = w_scale[j * bn // BLOCK, :1]
   for k in tt.pipelined(tt.cdiv(x.shape[1], bk), num_stages=num_stages):
     tt.copy(x.at[rows, tt.block(k, bk)], x_s)
     tt.copy(w.at[cols, tt.block(k, bk)], w_s)
+    tt.gemm(x_s, w_s.T, total)
+  y[rows, cols] = _scaled(total[...], x_scale, w_scale, rows, cols, scaling).astype(y.dtype)
+
+
+def exact_scaled_matmul_kernel(x, w, x_scale, w_scale, y, *, scaling, bm, bn, bk, num_stages, unroll):
+  """The same, where the sums of each `bk` products are added in f32, and scaled where a block has scales: [k / 128, m]
+  and [n / 128, k / 128]. Of `unroll` blocks of k all but the first are multiplied while the one before is added."""
+  i, j = tt.program_id(0), tt.program_id(1)
+  rows, cols = tt.block(i, bm), tt.block(j, bn)
+  x_s = tt.alloc_shared((bm, bk), x.dtype)
+  w_s = tt.alloc_shared((bn, bk), w.dtype)
+  total = tt.alloc_fragment((bm, bn), jnp.float32)
+  parts = [tt.alloc_fragment((bm, bn), jnp.float32) for _ in range(2)]
+  total[...] = 0
+  if scaling == "block":
+    x_scale_s, w_scale_f = tt.alloc_shared((unroll, bm), jnp.float32), tt.alloc_fragment((unroll,), jnp.float32)
+    w_scale_f[...] = w_scale[j * bn // BLOCK, tt.ds(0, unroll)]
+  for k in tt.pipelined(tt.cdiv(x.shape[1], unroll * bk), num_stages=num_stages):
     if scaling == "block":
-      tt.copy(x_scale.at[k, rows], of_x)
-      tt.gemm(x_s, w_s.T, part, accumulate=False)
-      scale = of_x[...] * of_w[...]                               # while the product is made
-      of_w[...] = w_scale[j * bn // BLOCK, tt.ds(k + 1, 1)]       # on its way until the next block
-      total[...] += part[...] * scale[:, None]
-    elif fast:
-      tt.gemm(x_s, w_s.T, total)
-    else:
-      tt.gemm(x_s, w_s.T, part, accumulate=False)
-      total[...] += part[...]
-  out = total[...]
+      tt.copy(x_scale.at[tt.block(k, unroll), rows], x_scale_s)
+    for p in range(unroll + 1):
+      if p < unroll:
+        tt.copy(x.at[rows, tt.block(unroll * k + p, bk)], x_s)
+        tt.copy(w.at[cols, tt.block(unroll * k + p, bk)], w_s)
+        tt.gemm(x_s, w_s.T, parts[p % 2], accumulate=False)
+      if p == 0 and scaling == "block":                                         # while the product is made
+        of_w = w_scale_f[...]
+        scales = [x_scale_s[q] * of_w[q] for q in range(unroll)]
+        w_scale_f[...] = w_scale[j * bn // BLOCK, tt.ds(unroll * (k + 1), unroll)]      # on their way until then
+      if p > 0:
+        part = parts[(p - 1) % 2][...]
+        total[...] += part * scales[p - 1][:, None] if scaling == "block" else part
+  y[rows, cols] = _scaled(total[...], x_scale, w_scale, rows, cols, scaling).astype(y.dtype)
+
+
+def _scaled(sums: tt.Tile, x_scale: tt.Ref, w_scale: tt.Ref, rows: Any, cols: Any, scaling: Scaling) -> tt.Tile:
   if scaling == "row":
-    out = out * x_scale[rows][:, None] * w_scale[cols][None, :]
-  elif scaling == "tensor":
-    out = out * (x_scale[...] * w_scale[...])
-  y[rows, cols] = out.astype(y.dtype)
+    return sums * x_scale[rows][:, None] * w_scale[cols][None, :]
+  return sums * (x_scale[...] * w_scale[...]) if scaling == "tensor" else sums
 
 
 def scaled_matmul_reference(x: jax.Array, w: jax.Array, x_scale: Any, w_scale: Any, *, out_dtype: Any = jnp.bfloat16
@@ -127,15 +143,22 @@ def scaled_matmul_call(shape: tuple[int, int], dtype: Any, *, k: int, scaling: S
                        tiling: Tiling | None = None) -> tt.TileCall:
   """The call behind `scaled_matmul`, of (x, w, x_scale, w_scale); x_scale of blocks is [ceil(k / 128), m]."""
   t = tiling or _choose(*shape, k, scaling, fast)
-  kernel = functools.partial(scaled_matmul_kernel, scaling=scaling, fast=fast, bm=t.bm, bn=t.bn, bk=t.bk,
-                             num_stages=t.num_stages)
+  kernel = scaled_matmul_kernel if fast else functools.partial(exact_scaled_matmul_kernel,
+                                                               unroll=_unroll(tt.cdiv(k, t.bk)))
+  kernel = functools.partial(kernel, scaling=scaling, bm=t.bm, bn=t.bn, bk=t.bk, num_stages=t.num_stages)
   return tt.tile_call(kernel, jax.ShapeDtypeStruct(shape, dtype), name="scaled_matmul", **t.launch(*shape))
+
+
+def _unroll(blocks: int) -> int:
+  """Blocks of k that a loop's body multiplies: those past the last are zeros, a sixteenth of all of them at most."""
+  return next(u for u in (4, 2, 1) if -blocks % u * 16 <= blocks)
 
 
 def _choose(m: int, n: int, k: int, scaling: Scaling, fast: bool) -> Tiling:
   if fast:
     return dataclasses.replace(choose_tiling(m, n, k, form="nt", itemsize=1, plain=scaling == "tensor"), bk=BLOCK)
-  return _EXACT_TILINGS[m <= _EXACT_TILINGS[1].bm]
+  t = _EXACT_TILINGS[m <= _EXACT_TILINGS[1].bm]
+  return dataclasses.replace(t, num_stages=5) if scaling == "block" else t
 
 
 def _operand(name: str, x: Any) -> jax.Array:
