@@ -14,7 +14,7 @@ from tests.kernels.arrays import normal
 from tests.lowering.kernels import struct, variants
 from tests.tolerances import assert_close
 from tiletrace.kernels import matmul, matmul_reference
-from tiletrace.kernels.matmul import matmul_call
+from tiletrace.kernels.matmul import choose_tiling, matmul_call
 
 BF16 = jnp.bfloat16
 FORMS = ("nn", "nt", "tn", "tt")
@@ -61,7 +61,7 @@ def test_leading_dimensions_of_a_are_rows():
 
 
 @pytest.mark.parametrize("activation", [None, jax.nn.relu, jax.nn.gelu, jax.nn.silu])
-@pytest.mark.parametrize("shape", [(8192, 8192), (64, 4096), (300, 64), (1000, 776), (777, 333)])
+@pytest.mark.parametrize("shape", [(8192, 8192), (256, 8192), (64, 4096), (300, 64), (1000, 776), (777, 333)])
 def test_every_tiling_assembles_without_spills(shape, activation):
   m, n = shape
   lowered = matmul_call(shape, BF16, k=512, activation=activation).lower(
@@ -78,6 +78,21 @@ def test_small_products_take_small_tiles():
 def test_programs_are_persistent_where_there_are_more_of_them_than_sms():
   found = [matmul_call(shape, BF16, k=512).options for shape in ((2048, 2048), (4096, 4096), (1024, 1024))]
   assert [(o.grid, o.persistent) for o in found] == [((16, 8), False), ((32, 16), True), ((16, 8), False)]
+
+
+def test_tiles_of_one_wave_have_a_deeper_ring():
+  stages = [(t.bm, t.bn, t.num_stages) for t in (choose_tiling(m, n, 512) for m, n in (
+    (256, 8192), (1024, 1024), (64, 7168), (2048, 2048)))]
+  assert stages == [(128, 128, 6), (64, 128, 8), (64, 64, 8), (128, 256, 4)]
+  many, unaligned, bytes_ = choose_tiling(8192, 8192, 512, plain=False), choose_tiling(256, 8191, 512), choose_tiling(
+    256, 8192, 512, itemsize=1)
+  assert [(t.bm, t.bn, t.num_stages) for t in (many, unaligned, bytes_)] == 3 * [(128, 128, 4)]
+
+
+def test_l2_gets_no_more_of_a_row_of_b_than_a_tile_reads():
+  found = {(m, form): matmul_call((m, 4096), BF16, k=512, form=form).compile_options.l2_promotion
+           for m in (64, 4096) for form in FORMS}
+  assert found == {(m, form): 128 if m == 64 and form[1] == "n" else 256 for m in (64, 4096) for form in FORMS}
 
 
 @pytest.mark.parametrize(("call", "message"), [

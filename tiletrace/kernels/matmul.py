@@ -21,8 +21,8 @@ Activation = Callable[[jax.Array], jax.Array]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tiling:
-  """Blocks of a product, how deep its pipeline is, how fast an element of a tile goes in units of the first one, and
-  the CTAs of a cluster along rows and columns of tiles."""
+  """Blocks of a product, how deep its pipeline is, how fast an element of a tile goes in units of the first one, the
+  CTAs of a cluster along rows and columns of tiles, and the bytes that TMA brings into L2 around what it copies."""
   bm: int
   bn: int
   warpgroups: int
@@ -30,6 +30,7 @@ class Tiling:
   speed: float
   bk: int = 64
   cluster: tuple[int, int] | None = None
+  l2_promotion: int = 256
 
   def grid(self, m: int, n: int) -> tuple[int, int]:
     """Programs for a result of m by n, in whole clusters: those past its end store nothing."""
@@ -41,21 +42,25 @@ class Tiling:
     the next launch begins in it; but not where SMs have none: its CTAs would fill those first, not one SM each."""
     grid = self.grid(m, n)
     tiles, sms = math.prod(grid), SM_90A.sm_count
+    options = tt.CompileOptions(overlap_launch=_FULL * sms <= tiles <= sms, l2_promotion=self.l2_promotion)
     return {"grid": grid, "warpgroups": self.warpgroups, "cluster": self.cluster, "raster": 16,
-            "persistent": tiles > sms, "options": tt.CompileOptions(overlap_launch=_FULL * sms <= tiles <= sms)}
+            "persistent": tiles > sms, "options": options}
 
 
 _TILINGS = (Tiling(128, 256, 2, 4, 1.0), Tiling(192, 192, 3, 4, 0.99), Tiling(128, 128, 2, 4, 0.85),
             Tiling(64, 128, 1, 6, 0.65), Tiling(64, 64, 1, 8, 0.45))
 _FULL = 0.95        # of the SMs have a tile
 _LARGE = 2          # of them, for results of relu at most: another function needs registers of its own
+_ONE_WAVE_STAGES = {(128, 128): 6, (64, 128): 8}     # measured, with TMA and 16 bits; 64 x 64 is slower with 6 and 12
+_ROW = 128          # bytes of a piece of a row that TMA copies
 
 
 def choose_tiling(m: int, n: int, k: int, *, form: str = "nn", itemsize: int = 2, plain: bool = True) -> Tiling:
   """The tiling whose waves over the SMs take the least time.
 
   Rows whose starts are no multiples of 128 bytes cost TMA more lines of L2 than they fill: there two CTAs above each
-  other share what they read of B (TMA multicast).
+  other share what they read of B (TMA multicast). Where 128 bytes are all that a tile has of a row of B, the 128 beside
+  them are another CTA's, and L2 does better without them. Where no SM has a second tile its ring is deeper.
 
   Args:
     form: is a, is b stored transposed?
@@ -67,7 +72,12 @@ def choose_tiling(m: int, n: int, k: int, *, form: str = "nn", itemsize: int = 2
   fitting = [t for i, t in enumerate(_TILINGS) if (plain or i >= _LARGE) and (tma or t.warpgroups < 3)]
   if tma and any(p % 128 for p in pitches):
     fitting = [dataclasses.replace(t, cluster=(2, 1)) if t.bm >= 128 else t for t in fitting]
-  return min(fitting, key=lambda t: _waves(m, n, t) * t.bm * t.bn / t.speed)
+  t = min(fitting, key=lambda t: _waves(m, n, t) * t.bm * t.bn / t.speed)
+  if tma and itemsize == 2 and _waves(m, n, t) == 1:
+    t = dataclasses.replace(t, num_stages=_ONE_WAVE_STAGES.get((t.bm, t.bn), t.num_stages))
+  if form[1] == "n" and itemsize * t.bn == _ROW:
+    t = dataclasses.replace(t, l2_promotion=_ROW)
+  return t
 
 
 def matmul_kernel(a, b, bias, c, *, form, activation, bm, bn, bk, num_stages):
