@@ -179,6 +179,7 @@ def dequant_matmul(x: jax.Array, packed: jax.Array, scales: jax.Array, *, group:
   Raises:
     TileTypeError: dtypes or shapes that do not fit.
 
+  Of up to 16 rows of x what is infinite, or 2**120 and more, gives NaN in its row: numbers carry an offset there.
   The derivatives, of x and scales, are those of `dequant_matmul_reference`, by XLA.
 
   Example:

@@ -23,7 +23,8 @@ class CompileOptions:
     debug: tt.debug_print prints, tt.debug_check and tt.assume are checked; else no code is made for them.
     target: "sm_90a", "sm_80", "sm_86" or "sm_89"; None: TT_TARGET's, else that of the GPU, else sm_90a.
     profile: tt.profile records times; else no code is made for it.
-    ctas_per_sm: how many CTAs an SM is to hold at least: ptxas takes no more registers than that leaves.
+    ctas_per_sm: how many CTAs an SM is to hold at least: ptxas takes no more registers than that leaves, and roles get
+      their parts of one CTA's.
     l2_promotion: bytes that TMA brings into L2 around each piece of a row that it copies: 0, 64, 128 or 256. 256 suit
       what several CTAs read; what is read once comes faster by 128.
     overlap_launch: programmatic dependent launch. CTAs start as soon as those of the kernel before it in the stream
