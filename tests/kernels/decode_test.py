@@ -14,7 +14,7 @@ from tests.kernels import arrays
 from tiletrace.kernels import flash_decode, flash_decode_reference, mla_decode, mla_decode_reference
 from tiletrace.kernels.flash_decode import choose_decode_tiling, flash_decode_kernel
 from tiletrace.kernels.kv_cache import Sight
-from tiletrace.kernels.mla_decode import MlaTiling, choose_mla_tiling, mla_decode_kernel
+from tiletrace.kernels.mla_decode import MlaTiling, choose_mla_tiling, choose_sharing, mla_decode_kernel
 from tiletrace.kernels.split_kv import choose_parts, plan, split_calls
 
 BF16, F16 = jnp.bfloat16, jnp.float16
@@ -215,10 +215,10 @@ def test_parts_fill_the_gpu_and_cut_equal_examples_evenly(batch, programs, block
 
 # --- how it assembles
 
-def compiled(name, kernel, q, caches, lengths, table, *, width, bm, warpgroups):
+def compiled(name, kernel, q, caches, lengths, table, *, width, bm, warpgroups, sharing=1):
   b, heads, rows, _ = q.shape
   split, combine = split_calls(name, kernel, (b, heads, rows, width), q.dtype, parts=33, bm=bm, warpgroups=warpgroups,
-                               residual=True)
+                               residual=True, sharing=sharing)
   i32, f32 = (functools.partial(jax.ShapeDtypeStruct, dtype=d) for d in (jnp.int32, jnp.float32))
   partial = (33 + b - 1, heads, rows)
   out = jax.ShapeDtypeStruct((b, heads, rows, width), q.dtype)
@@ -252,11 +252,21 @@ def test_mla_decode_assembles_into_shared_memory_with_asynchronous_gemms(page, t
   cache = jax.ShapeDtypeStruct((3, 4096, 576) if page is None else (100, page, 576), BF16)
   table, tiling = None if page is None else i32((3, 40)), choose_mla_tiling(128 * tokens, page)
   kernel = functools.partial(mla_decode_kernel, tiling=tiling, scale=0.1, sight=Sight(tokens, 128))
-  found, _ = compiled("mla_decode", kernel, q, (cache,), i32((3,)), table, width=512, bm=64, warpgroups=2)
+  found, _ = compiled("mla_decode", kernel, q, (cache,), i32((3,)), table, width=512, bm=64, warpgroups=2,
+                      sharing=choose_sharing(128 * tokens, tiling))
   memory, report = found.memory_analysis(), str(found.report())
   assert memory["spill_stores"] == 0 and memory["smem_bytes"] <= 232448
+  pages = 1 if page is None else tiling.bn // page
+  shared = (1 + tiling.chunks) * pages if tiling.chunks > 1 else 0
+  assert report.count("is multicast along the cluster's axes (1,)") == shared
   assert report.count("filled by TMA from the producer warpgroup") == 2 + tiling.chunks
   assert {c.variant for c in found.lowered.choices if c.op == "gemm"} == {"wgmma_ss", "wgmma_rs"}
+
+
+@pytest.mark.parametrize(("rows", "page", "sharing"), [
+    (16, None, 1), (64, None, 1), (128, None, 2), (192, None, 1), (256, 64, 2), (256, 16, 1)])
+def test_pairs_of_tiles_of_rows_share_chunks_of_the_cache(rows, page, sharing):
+  assert choose_sharing(rows, choose_mla_tiling(rows, page)) == sharing
 
 
 def test_mla_decode_releases_each_chunk_while_the_next_one_is_multiplied():

@@ -50,6 +50,14 @@ def choose_mla_tiling(rows: int, page_size: int | None = None) -> MlaTiling:
   return MlaTiling(64 if page_size is None else math.gcd(64, page_size), 1, 2)     # more pages take more registers
 
 
+def choose_sharing(rows: int, tiling: MlaTiling) -> int:
+  """How many tiles of rows are a cluster, for which a chunk of the cache is read from L2 once, and multicast.
+
+  Of the tilings for several tiles of rows: there power bounds (700 W on an H200), of which reads from L2 take a part.
+  """
+  return 2 if tiling.chunks > 1 and tt.cdiv(rows, _ROWS) % 2 == 0 else 1
+
+
 def mla_decode_kernel(starts, owners, q, cache, lengths, table, out, residual, partial, partial_lse, *, tiling, scale,
                       sight):
   """out[b, 1, rows, 512] of q[b, 1, rows, 576]; cache is [b, s, 576], or [pages, page_size, 576] by table."""
@@ -83,13 +91,14 @@ def mla_decode_kernel(starts, owners, q, cache, lengths, table, out, residual, p
         tt.gemm(q_s.at[:, chunk], s.T, logits, policy=tt.FULL_COL)
       with tt.when(edge):
         logits[...] = tt.where(keys.seen(j, stop, keys.find(e, j), i * _ROWS, _ROWS), logits[...], -jnp.inf)
-      weights, alpha = softmax.weights(logits[...])
+      weights, alpha = softmax.weights(logits[...], add=False)
       p[...] = weights.astype(p.dtype)
       zero_past(kv_s, j, stop, min(bn, 32))
       for a in acc:
         a[...] *= alpha[:, None]
       for s, a in zip(kv_s, acc, strict=True):
         tt.gemm(p, s, a, policy=tt.FULL_COL)
+      softmax.add(weights, alpha)                          # while the last product is under way
     share = softmax.share()[:, None]
     for a in acc:
       a[...] *= share
@@ -151,7 +160,7 @@ def mla_decode_tiled(query: jax.Array, cache: jax.Array, lengths: jax.Array, tab
   kernel = functools.partial(mla_decode_kernel, tiling=tiling, scale=scale,
                              sight=Sight(t if is_causal else 1, heads))
   return split_attention("mla_decode", kernel, query, (cache,), lengths, table, heads=1, width=LATENT, bm=_ROWS,
-                         block=tiling.bn, warpgroups=2, residual=residual)
+                         block=tiling.bn, warpgroups=2, residual=residual, sharing=choose_sharing(t * heads, tiling))
 
 
 def mla_decode_reference(query: jax.Array, cache: jax.Array, lengths: jax.Array, *, scale: float,

@@ -31,9 +31,9 @@ class OnlineSoftmax:
   def start(self) -> None:
     self.top[...], self.total[...] = -jnp.inf, 0
 
-  def weights(self, logits: Any) -> tuple[Any, Any]:
+  def weights(self, logits: Any, *, add: bool = True) -> tuple[Any, Any]:
     """Takes a block of logits [rows, n] in; gives its weights, and what the weights before it are to be multiplied
-    with, [rows].
+    with, [rows]. Without `add` the sum of weights is left to `add`, which can stand after products that it overlaps.
 
     What exponents are relative to stays where a row has grown by 2**8 at most, so that accumulators are seldom
     rescaled.
@@ -45,9 +45,14 @@ class OnlineSoftmax:
     alpha = tt.exp2((before - base) * self.c, approximate=True)      # 1 where they are the same: no FMA rounds it apart
     base *= self.c
     weights = tt.exp2(logits * self.c - base[:, None], approximate=True)
-    self.total[...] = self.total[...] * alpha + tt.sum(weights, axis=1)
+    if add:
+      self.add(weights, alpha)
     self.top[...] = top
     return weights, alpha
+
+  def add(self, weights: Any, alpha: Any) -> None:
+    """What `weights` gave of a block goes into the sum."""
+    self.total[...] = self.total[...] * alpha + tt.sum(weights, axis=1)
 
   def share(self) -> Any:
     """[rows]: what weighted sums are to be multiplied with at the end; 1 for a row that has seen nothing."""

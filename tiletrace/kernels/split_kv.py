@@ -154,7 +154,7 @@ def combine_call(name: str, shape: tuple[int, int, int, int], final: tuple, *, p
 
 
 def split_calls(name: str, kernel: Callable, shape: tuple[int, int, int, int], dtype: Any, *, parts: int, bm: int,
-                warpgroups: int, residual: bool, options: tt.CompileOptions = OVERLAP
+                warpgroups: int, residual: bool, options: tt.CompileOptions = OVERLAP, sharing: int = 1
                 ) -> tuple[tt.TileCall, tt.TileCall]:
   """The calls that give out[b, heads, rows, d] and residual[b, heads, rows] or None.
 
@@ -163,6 +163,7 @@ def split_calls(name: str, kernel: Callable, shape: tuple[int, int, int, int], d
     shape: of the result.
     bm: rows of a tile.
     options: of the split.
+    sharing: how many tiles of rows read the keys together, as a cluster: it divides their number.
 
   Returns:
     the split, of (starts, owners, *operands), and the combination, of (starts, partial, partial_lse, out, residual).
@@ -172,19 +173,21 @@ def split_calls(name: str, kernel: Callable, shape: tuple[int, int, int, int], d
   final = (jax.ShapeDtypeStruct(shape, dtype), f32(shape[:3]) if residual else None)
   partial = (parts + b - 1, *shape[1:])
   split = tt.tile_call(kernel, (*final, f32(partial), f32(partial[:3])), grid=(parts, tt.cdiv(rows, bm), heads),
-                       warpgroups=warpgroups, name=name, options=options)
+                       warpgroups=warpgroups, name=name, options=options,
+                       cluster=(1, sharing, 1) if sharing > 1 else None)
   return split, combine_call(name, shape, final, parts=parts)
 
 
 def split_attention(name: str, kernel: Callable, query: jax.Array, caches: tuple[jax.Array, ...], lengths: jax.Array,
                     table: jax.Array | None, *, heads: int, width: int, bm: int, block: int, warpgroups: int,
-                    residual: bool, options: tt.CompileOptions = OVERLAP) -> Any:
+                    residual: bool, options: tt.CompileOptions = OVERLAP, sharing: int = 1) -> Any:
   """query[b, s_q, n, h] as rows of `heads` groups, through the two calls; [b, s_q, n, width], and [b, s_q, n].
 
   Args:
     caches: [b, s, ...] each, or pages [pages, page_size, ...] by table[b, max_pages].
     block: keys at a time.
     options: of the kernel.
+    sharing: of the tiles of rows that read the same keys, how many do so together (split_calls).
   """
   b, t, n, h = query.shape
   group = n // heads
@@ -194,7 +197,7 @@ def split_attention(name: str, kernel: Callable, query: jax.Array, caches: tuple
   parts = choose_parts(b, tt.cdiv(rows, bm) * heads, b * tt.cdiv(capacity, block))
   starts, owners = plan(lengths, capacity, block, parts)
   split, combine = split_calls(name, kernel, (b, heads, rows, width), query.dtype, parts=parts, bm=bm,
-                               warpgroups=warpgroups, residual=residual, options=options)
+                               warpgroups=warpgroups, residual=residual, options=options, sharing=sharing)
   out, lse, partial, partial_lse = split(starts, owners, q, *caches, lengths, table)
   out, lse = combine(starts, partial, partial_lse, out, lse)
   out = out.reshape(b, heads, t, group, width).swapaxes(1, 2).reshape(b, t, n, width)

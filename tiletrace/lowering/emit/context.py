@@ -155,6 +155,8 @@ class EmitContext:
 
   def leader(self) -> Reg:
     """Whether this is the first thread of its warpgroup."""
+    if self.graph.options.cluster_size > 1:      # beside `peers` one more predicate would live throughout, in a register
+      return self.b.new(isa.SETP, self._uniform[("lane",)], 0, cmp="eq", type="s32")
     return self._uniform[("leader",)]
 
   def peers(self) -> tuple[Reg, Reg]:
@@ -200,10 +202,11 @@ class EmitContext:
     b = self.b
     tid = self._uniform[("tid",)] = b.special("tid.x")
     lane = b.new(isa.AND, tid, WARPGROUP - 1, type="b32")
-    self._uniform[("leader",)] = b.new(isa.SETP, lane, 0, cmp="eq", type="s32")
     self._uniform[("local", 0)] = tid
     cluster = self.graph.options.cluster_size
-    if cluster > 1:
+    if cluster == 1:
+      self._uniform[("leader",)] = b.new(isa.SETP, lane, 0, cmp="eq", type="s32")
+    else:
       self._uniform[("lane",)] = lane
       self._uniform[("peers",)] = b.new(isa.SETP, lane, cluster, cmp="lt", type="s32")
       self._uniform[("rank",)] = b.special("cluster_ctarank")
