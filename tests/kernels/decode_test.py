@@ -11,6 +11,7 @@ import pytest
 
 import tiletrace as tt
 from tests.kernels import arrays
+from tiletrace.core.graph import walk
 from tiletrace.kernels import flash_decode, flash_decode_reference, mla_decode, mla_decode_reference
 from tiletrace.kernels.flash_decode import choose_decode_tiling, flash_decode_kernel
 from tiletrace.kernels.kv_cache import Sight
@@ -278,6 +279,16 @@ def test_mla_decode_releases_each_chunk_while_the_next_one_is_multiplied():
   found, _ = compiled("mla_decode", kernel, q, (cache,), i32((3,)), None, width=512, bm=64, warpgroups=2)
   waits = re.findall(r"wgmma.wait_group.sync.aligned (\d)", found.lowered.as_text("ptx"))
   assert waits == ["2", "0", "1", "1", "1", "0"]
+
+
+def test_mla_decode_sums_weights_behind_the_issue_of_the_last_product():
+  i32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
+  q, cache = jax.ShapeDtypeStruct((3, 1, 128, 576), BF16), jax.ShapeDtypeStruct((3, 4096, 576), BF16)
+  kernel = functools.partial(mla_decode_kernel, tiling=MlaTiling(128, 4, 1), scale=0.1, sight=Sight(1, 128))
+  found, _ = compiled("mla_decode", kernel, q, (cache,), i32((3,)), None, width=512, bm=64, warpgroups=2, sharing=2)
+  names = [e.primitive.name for e in walk(found.lowered.lowering.program.graph.body)]
+  last = len(names) - 1 - names[::-1].index("gemm_async")
+  assert names.index("reduce_thread") > last and "wgmma_wait" in names[names.index("reduce_thread"):]
 
 
 # --- refusals

@@ -155,7 +155,7 @@ class EmitContext:
 
   def leader(self) -> Reg:
     """Whether this is the first thread of its warpgroup."""
-    if self.graph.options.cluster_size > 1:      # beside `peers` one more predicate would live throughout, in a register
+    if self.graph.options.cluster_size > 1:      # beside `peers` it would live throughout, in a register
       return self.b.new(isa.SETP, self._uniform[("lane",)], 0, cmp="eq", type="s32")
     return self._uniform[("leader",)]
 
