@@ -56,5 +56,5 @@ def test_sums_are_the_same_where_they_are_left_to_add():
   x = np.random.default_rng(0).standard_normal((64, 256)).astype(np.float32) * 30
   got = [tt.tile_call(functools.partial(kernel, apart=apart), struct(64), grid=1).lower(struct(64, 256)).simulate(x)[0]
          for apart in (False, True)]
-  assert np.array_equal(*got)
+  assert np.array_equal(got[0], got[1])
   np.testing.assert_allclose(got[0], np.log2(np.exp2(x.astype(np.float64) * 0.1803368801111204).sum(1)), rtol=1e-5)
