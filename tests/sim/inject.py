@@ -407,9 +407,9 @@ def a_buffer_is_overwritten_before_others_have_read_it(e):
 
 @fault("gemm_from_registers", RACE)
 def a_slot_is_released_while_others_read_it(e):
-  """The leader arrives for threads that may still load from the slot."""
+  """One lane arrives for its warp, whose others may still load from the slot."""
   load = e.find(isa.LD_SHARED, isa.LDMATRIX, part="consumer")[-1]
-  e.drop(e.find(isa.BAR_SYNC, isa.BAR_SYNC_ALL, part="consumer", after=load)[0])
+  e.drop(e.find(isa.BAR_WARP_SYNC, part="consumer", after=load)[0])
 
 
 @fault("gemm_from_registers", "missing proxy fence")

@@ -50,12 +50,13 @@ def choose_mla_tiling(rows: int, page_size: int | None = None) -> MlaTiling:
   return MlaTiling(64 if page_size is None else math.gcd(64, page_size), 1, 2)     # more pages take more registers
 
 
-def choose_sharing(rows: int, tiling: MlaTiling) -> int:
+def choose_sharing(rows: int, tiling: MlaTiling, *, paged: bool) -> int:
   """How many tiles of rows are a cluster, for which a chunk of the cache is read from L2 once, and multicast.
 
   Of the tilings for several tiles of rows: there power bounds (700 W on an H200), of which reads from L2 take a part.
+  Not of caches in pages: what each page brings has not been measured in clusters.
   """
-  return 2 if tiling.chunks > 1 and tt.cdiv(rows, _ROWS) % 2 == 0 else 1
+  return 2 if tiling.chunks > 1 and not paged and tt.cdiv(rows, _ROWS) % 2 == 0 else 1
 
 
 def mla_decode_kernel(starts, owners, q, cache, lengths, table, out, residual, partial, partial_lse, *, tiling, scale,
@@ -160,7 +161,8 @@ def mla_decode_tiled(query: jax.Array, cache: jax.Array, lengths: jax.Array, tab
   kernel = functools.partial(mla_decode_kernel, tiling=tiling, scale=scale,
                              sight=Sight(t if is_causal else 1, heads))
   return split_attention("mla_decode", kernel, query, (cache,), lengths, table, heads=1, width=LATENT, bm=_ROWS,
-                         block=tiling.bn, warpgroups=2, residual=residual, sharing=choose_sharing(t * heads, tiling))
+                         block=tiling.bn, warpgroups=2, residual=residual,
+                         sharing=choose_sharing(t * heads, tiling, paged=table is not None))
 
 
 def mla_decode_reference(query: jax.Array, cache: jax.Array, lengths: jax.Array, *, scale: float,
