@@ -8,33 +8,11 @@ from collections.abc import Callable, Mapping, Set
 from tiletrace.core.graph import Atom, Block, Eqn, Literal, RefOperand, Var, prefixed, walk, with_refs
 from tiletrace.core.ops import control, elementwise, mma
 from tiletrace.lowering.facts import Facts
-from tiletrace.lowering.schedule.asynchrony import accesses, gemms_in, sink_casts, stays_in_flight
+from tiletrace.lowering.schedule.asynchrony import gemms_in, sink_casts, stays_in_flight
 from tiletrace.lowering.schedule.builder import Builder, RingState
 from tiletrace.lowering.schedule.flight import Flight, Group, Held, needed_at
-from tiletrace.lowering.schedule.rings import Ring, Segment
-from tiletrace.lowering.target import WARPS
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class RingResources:
-  """What a ring became: buffers with a leading slot dimension, and its two barrier arrays.
-
-  `multicast`: copy -> axes of the grid along which the cluster's CTAs share it. A slot of a shared ring is free when
-  the consumers of all CTAs have read theirs.
-  `by_warps`: threads read the slots themselves: each warp releases what it has read, and waits for no other.
-  """
-  ring: Ring
-  buffers: dict[Var, Var]
-  full: Var
-  empty: Var
-  multicast: dict[Eqn, tuple[int, ...]] = dataclasses.field(default_factory=dict)
-  by_warps: bool = False
-
-  def release(self, b: Builder, slot: Atom, arrivals: int) -> None:
-    if self.by_warps:
-      b.arrive(self.empty, slot, arrivals * WARPS, each="warp")
-    else:
-      b.arrive(self.empty, slot, arrivals, cluster=bool(self.multicast))
+from tiletrace.lowering.schedule.rings import Segment
+from tiletrace.lowering.schedule.slots import RingResources, touched_by_threads
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -153,7 +131,7 @@ class Consumer:
     b.wait(resources.full, slot, state.phase(b))
     first, last = (block.eqns.index(e) for e in (segment.first_use, segment.last_use))
     live = _Live(resources, state, slot, segment, any(
-        _touched_by_threads(e, resources.ring) for e in block.eqns[first:last + 1]))
+        touched_by_threads(e, resources.ring) for e in block.eqns[first:last + 1]))
     for v in resources.ring.buffers:
       self.live[v] = live
     return live
@@ -365,30 +343,3 @@ def _finish_reading(b: Builder, slots: list[_Live]) -> None:
     b.fence()
   if any(not live.resources.by_warps for live in read):
     b.sync("warpgroup")
-
-
-def _touched_by_threads(eqn: Eqn, ring: Ring) -> bool:
-  """Whether an equation, blocks included, reads the ring other than by wgmma, or changes what is in its slot; but for
-  branches that change a slot last, which end with a fence and a sync of their own (syncs.py)."""
-  if any(eqn in s.copies for s in ring.segments):
-    return False
-  buffers = set(ring.buffers)
-  if eqn.blocks:
-    return any(touched_in(b, ring) and not (eqn.primitive is control.cond_p and _changed_last(b, buffers))
-               for b in eqn.blocks)
-  reads, writes = accesses(eqn)
-  return eqn.primitive is not mma.gemm_p and bool((reads | writes) & buffers)
-
-
-def touched_in(block: Block, ring: Ring) -> bool:
-  """Whether threads read a ring's slots themselves, or change what is in them before others use it."""
-  return any(_touched_by_threads(e, ring) for e in block.eqns)
-
-
-def _changed_last(block: Block, buffers: set[Var]) -> bool:
-  """The last of the block's own accesses to the buffers by threads is a write."""
-  for eqn in reversed(block.eqns):
-    reads, writes = accesses(eqn)
-    if (reads | writes) & buffers:
-      return not eqn.blocks and eqn.primitive is not mma.gemm_p and bool(writes & buffers)
-  return False

@@ -17,8 +17,8 @@ from tiletrace.core.graph import Atom, Block, Eqn, Literal, RefOperand
 from tiletrace.core.ops import elementwise, memory
 from tiletrace.core.types import Dyn
 from tiletrace.lowering.schedule.builder import Builder, RingState
-from tiletrace.lowering.schedule.consumer import RingResources
 from tiletrace.lowering.schedule.rings import Ring
+from tiletrace.lowering.schedule.slots import RingResources
 from tiletrace.lowering.select.memory import ThreadCopy
 
 

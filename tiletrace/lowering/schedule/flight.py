@@ -8,16 +8,13 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from typing import TYPE_CHECKING
 
 from tiletrace.core.graph import Atom, Block, Eqn, Var
 from tiletrace.core.ops import elementwise, mma
 from tiletrace.core.types import TileType
 from tiletrace.lowering.schedule.asynchrony import Pending, accesses, conflicts, pending_of
 from tiletrace.lowering.schedule.builder import Builder, RingState
-
-if TYPE_CHECKING:
-  from tiletrace.lowering.schedule.consumer import RingResources
+from tiletrace.lowering.schedule.slots import RingResources
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

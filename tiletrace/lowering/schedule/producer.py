@@ -5,11 +5,11 @@ import dataclasses
 
 from tiletrace.core.graph import Atom, Block, Eqn, Literal, RefOperand, TileGraph, Var, prefixed, walk
 from tiletrace.lowering.schedule.builder import Builder, RingState
-from tiletrace.lowering.schedule.consumer import RingResources
 from tiletrace.lowering.schedule.fill import FillLoop, Push, drain, fill, is_async, lag_of
 from tiletrace.lowering.schedule.mail import Mailbox, Phase
 from tiletrace.lowering.schedule.rings import Ring, is_tma
 from tiletrace.lowering.schedule.slice import Slice, written_arrays
+from tiletrace.lowering.schedule.slots import RingResources
 from tiletrace.lowering.select.memory import ThreadCopy
 
 

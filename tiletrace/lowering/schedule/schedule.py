@@ -24,7 +24,7 @@ from tiletrace.lowering.schedule.atomics import AtomicLowering
 from tiletrace.lowering.schedule.balance import balanced_order, longest_first
 from tiletrace.lowering.schedule.builder import Builder, RingState
 from tiletrace.lowering.schedule.checker import check_program
-from tiletrace.lowering.schedule.consumer import Consumer, RingResources, touched_in
+from tiletrace.lowering.schedule.consumer import Consumer
 from tiletrace.lowering.schedule.cumulative import CumulativeLowering
 from tiletrace.lowering.schedule.deferral import Deferred, defer_epilogue
 from tiletrace.lowering.schedule.epilogue import (
@@ -59,6 +59,7 @@ from tiletrace.lowering.schedule.resources import (
 )
 from tiletrace.lowering.schedule.rings import Ring, changed_buffers, find_rings, is_tma, uses_outside_segments
 from tiletrace.lowering.schedule.slice import Slice, written_arrays
+from tiletrace.lowering.schedule.slots import RingResources, touched_in
 from tiletrace.lowering.schedule.split_operands import SplitOperands
 from tiletrace.lowering.schedule.syncs import place_syncs
 from tiletrace.lowering.schedule.tiles import Alone, Consuming, Handover, Producing, Taking
