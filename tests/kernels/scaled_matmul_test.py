@@ -64,6 +64,17 @@ def test_any_number_of_blocks_of_k_is_added_once(scaling, blocks):
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize(("m", "n", "k"), [(130, 257, 900), (4097, 130, 1024), (65, 4097, 4095), (3, 136, 513)])
+def test_rows_that_tma_does_not_take_leave_registers_for_the_sums(scaling, m, n, k):
+  """Threads of the producer copy them, or the scales; all 8 blocks of 900 could else be two loops' bodies."""
+  blocks = -(-k // 128)
+  of_x, of_w = {"tensor": ((), ()), "row": ((m,), (n,)), "block": ((blocks, m), (-(-n // 128), blocks))}[scaling]
+  lowered = scaled_matmul_call((m, n), BF16, k=k, scaling=scaling).lower(
+      struct(m, k, dtype=E4M3), struct(n, k, dtype=E4M3), struct(*of_x), struct(*of_w))
+  assert lowered.compile().memory_analysis()["spill_stores"] == 0
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize(("blocks", "unroll"), [(16, 4), (15, 1), (17, 2), (18, 2), (47, 4), (1, 1), (2, 2)])
 def test_a_block_is_multiplied_while_the_one_before_it_is_added(scaling, blocks, unroll):
   m, n, k = 8192, 8192, 128 * blocks

@@ -143,15 +143,16 @@ def scaled_matmul_call(shape: tuple[int, int], dtype: Any, *, k: int, scaling: S
                        tiling: Tiling | None = None) -> tt.TileCall:
   """The call behind `scaled_matmul`, of (x, w, x_scale, w_scale); x_scale of blocks is [ceil(k / 128), m]."""
   t = tiling or _choose(*shape, k, scaling, fast)
-  kernel = scaled_matmul_kernel if fast else functools.partial(exact_scaled_matmul_kernel,
-                                                               unroll=_unroll(tt.cdiv(k, t.bk)))
+  kernel = scaled_matmul_kernel if fast else functools.partial(exact_scaled_matmul_kernel, unroll=_unroll(k))
   kernel = functools.partial(kernel, scaling=scaling, bm=t.bm, bn=t.bn, bk=t.bk, num_stages=t.num_stages)
   return tt.tile_call(kernel, jax.ShapeDtypeStruct(shape, dtype), name="scaled_matmul", **t.launch(*shape))
 
 
-def _unroll(blocks: int) -> int:
-  """Blocks of k that a loop's body multiplies: those past the last are zeros, a sixteenth of all of them at most."""
-  return next(u for u in (4, 2, 1) if -blocks % u * 16 <= blocks)
+def _unroll(k: int) -> int:
+  """Blocks of k that a loop's body multiplies: those past the last are zeros, a sixteenth of all of them at most. One
+  where rows are not aligned for TMA: the threads that copy them have the registers of a set of sums."""
+  blocks = tt.cdiv(k, BLOCK)
+  return next(u for u in (4, 2, 1) if -blocks % u * 16 <= blocks) if k % 16 == 0 else 1
 
 
 def _choose(m: int, n: int, k: int, scaling: Scaling, fast: bool) -> Tiling:
