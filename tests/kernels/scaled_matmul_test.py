@@ -74,6 +74,18 @@ def test_rows_that_tma_does_not_take_leave_registers_for_the_sums(scaling, m, n,
   assert lowered.compile().memory_analysis()["spill_stores"] == 0
 
 
+@pytest.mark.parametrize(("blocks", "by_tma"), [(16, True), (15, False), (47, False), (48, True)])
+def test_scales_of_w_come_through_the_ring_where_tma_takes_their_rows(blocks, by_tma):
+  m, n, k = 256, 128, 128 * blocks
+  lowered = scaled_matmul_call((m, n), BF16, k=k, scaling="block").lower(
+      struct(m, k, dtype=E4M3), struct(n, k, dtype=E4M3), struct(blocks, m), struct(1, blocks))
+  assert {c.variant for c in lowered.choices if c.op == "copy"} == {"tma"}
+  body = lowered.lowering.program.graph.body
+  loads = [e for e in walk(body) if e.primitive.name == "load" and e.refs[0].root.hint == "w_scale"]
+  copies = [e for e in walk(body) if e.primitive.name == "copy_async" and e.refs[0].root.hint == "w_scale"]
+  assert (bool(loads), bool(copies)) == (not by_tma, by_tma)
+
+
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize(("blocks", "unroll"), [(16, 4), (15, 1), (17, 2), (18, 2), (47, 4), (1, 1), (2, 2)])
 def test_a_block_is_multiplied_while_the_one_before_it_is_added(scaling, blocks, unroll):

@@ -47,20 +47,27 @@ def exact_scaled_matmul_kernel(x, w, x_scale, w_scale, y, *, scaling, bm, bn, bk
   parts = [tt.alloc_fragment((bm, bn), jnp.float32) for _ in range(2)]
   total[...] = 0
   if scaling == "block":
-    x_scale_s, w_scale_f = tt.alloc_shared((unroll, bm), jnp.float32), tt.alloc_fragment((unroll,), jnp.float32)
-    w_scale_f[...] = w_scale[j * bn // BLOCK, tt.ds(0, unroll)]
+    by_tma = unroll * 4 % 16 == 0 and w_scale.shape[1] * 4 % 16 == 0           # or threads would fill the ring
+    x_scale_s = tt.alloc_shared((unroll, bm), jnp.float32)
+    w_scale_s = tt.alloc_shared((unroll,), jnp.float32) if by_tma else tt.alloc_fragment((unroll,), jnp.float32)
+    of_w = w_scale.at[j * bn // BLOCK]
+    if not by_tma:
+      w_scale_s[...] = of_w[tt.ds(0, unroll)]
   for k in tt.pipelined(tt.cdiv(x.shape[1], unroll * bk), num_stages=num_stages):
     if scaling == "block":
       tt.copy(x_scale.at[tt.block(k, unroll), rows], x_scale_s)
+      if by_tma:
+        tt.copy(of_w.at[tt.block(k, unroll)], w_scale_s)
     for p in range(unroll + 1):
       if p < unroll:
         tt.copy(x.at[rows, tt.block(unroll * k + p, bk)], x_s)
         tt.copy(w.at[cols, tt.block(unroll * k + p, bk)], w_s)
         tt.gemm(x_s, w_s.T, parts[p % 2], accumulate=False)
       if p == 0 and scaling == "block":                                         # while the product is made
-        of_w = w_scale_f[...]
-        scales = [x_scale_s[q] * of_w[q] for q in range(unroll)]
-        w_scale_f[...] = w_scale[j * bn // BLOCK, tt.ds(unroll * (k + 1), unroll)]      # on their way until then
+        w_scales = w_scale_s[...]
+        scales = [x_scale_s[q] * w_scales[q] for q in range(unroll)]
+        if not by_tma:
+          w_scale_s[...] = of_w[tt.ds(unroll * (k + 1), unroll)]                # on their way until then
       if p > 0:
         part = parts[(p - 1) % 2][...]
         total[...] += part * scales[p - 1][:, None] if scaling == "block" else part

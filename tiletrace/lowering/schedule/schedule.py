@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 
 from tiletrace.core.errors import ResourceError
 from tiletrace.core.graph import Block, Eqn, TileGraph, Var, expand_block, walk
@@ -324,17 +324,19 @@ class _Scheduler:
     dtype = first.refs[0].type.dtype
     alike = [s for s in stores if s.refs[0].shape == (rows, columns) and s.refs[0].type.dtype == dtype
              and s.params["by_columns"] == first.params["by_columns"]]
-    chunks = 1
-    used = self._shared_bytes(head)
-    if first.params["by_columns"]:
-      chunks = columns // 64
-      while used + chunks * rows * 128 + 1024 > self.target.smem_bytes and can_leave_apart(
-          first, rows // 2, self.layouts):
-        rows //= 2
-    while not first.params["by_columns"] and (columns // 64) % (chunks * 2) == 0 and (
-        used + chunks * 2 * rows * 128 + 1024 <= self.target.smem_bytes):
+    by_columns = first.params["by_columns"]
+    chunks = columns // 64 if by_columns else 1
+
+    def room(chunks: int, rows: int) -> bool:
+      b, layouts = Builder(first.loc), dict(self.layouts)
+      make_staging(b, first, chunks, layouts, rows)
+      return self._allocs_fit([*head.eqns, *b.eqns], layouts)
+
+    while by_columns and not room(chunks, rows) and can_leave_apart(first, rows // 2, self.layouts):
+      rows //= 2
+    while not by_columns and (columns // 64) % (chunks * 2) == 0 and room(chunks * 2, rows):
       chunks *= 2
-    if used + chunks * rows * 128 + 1024 > self.target.smem_bytes:
+    if not room(chunks, rows):
       self.notes.append("the epilogue stores directly: no shared memory is left for staging")
       return (lambda block: expand_block(block, lambda e: [_direct(e)] if e in stores else [e])), None
     staging = make_staging(head, first, chunks, self.layouts, rows)
@@ -342,12 +344,12 @@ class _Scheduler:
     return (lambda block: expand_block(block, lambda e: expand_store(e, staging, consumers, self.layouts) if e in expand
                                else [_direct(e)] if e in stores else [e])), staging
 
-  def _shared_bytes(self, head: Builder) -> int:
-    probe = self.graph.replace(body=Block((), tuple(head.eqns), ()))
+  def _allocs_fit(self, allocs: Sequence[Eqn], layouts: dict[Var, Layout]) -> bool:
     try:
-      return place_buffers(probe, self.layouts, self.target)[1]
+      place_buffers(self.graph.replace(body=Block((), tuple(allocs), ())), layouts, self.target)
     except ResourceError:
-      return self.target.smem_bytes
+      return False
+    return True
 
   def _report(self, resources: list[RingResources]) -> None:
     for resource in resources:
@@ -376,7 +378,7 @@ class _Scheduler:
         slots[v] = self._stacked(head, v, depth)
       self.allocs = [a for a in allocs if a.outvars[0] not in slots] + head.eqns
       head.eqns = self.allocs
-      return self._shared_bytes(head) < self.target.smem_bytes
+      return self._allocs_fit(head.eqns, self.layouts)
 
     allocs = self.allocs
     stages = fitting_stages(ahead, fits)
