@@ -1,4 +1,5 @@
-"""Grouped products, of as many rows as tokens go to each expert, against jax.lax.ragged_dot and torch._grouped_mm.
+"""Grouped products, of as many rows as tokens go to each expert, against jax.lax.ragged_dot, torch._grouped_mm, and one
+dense product by jnp.dot of all rows with one matrix.
 
   python -m benchmarks.grouped_matmul                                  # every distribution, the shapes below
   python -m benchmarks.grouped_matmul --shapes 4096x7168x2048x64 --spreads zipf --json grouped.json
@@ -21,14 +22,15 @@ import numpy as np
 from benchmarks import harness
 from benchmarks.matmul import add_tile
 from benchmarks.torch_graph import TorchGraph
-from tiletrace.kernels.grouped_matmul import grouped_matmul_call, grouped_matmul_reference
+from tiletrace.kernels.grouped_matmul import choose_tiling, grouped_matmul_call, grouped_matmul_reference, plan
 from tiletrace.kernels.matmul import Tiling
 
-SHAPES = ((8192, 4096, 4096, 8), (8192, 7168, 2048, 64), (1024, 7168, 2048, 64), (16384, 2048, 4096, 128))   # M N K G
+SHAPES = ((8192, 4096, 4096, 8), (65536, 4096, 4096, 64), (32768, 7168, 2048, 64), (8192, 7168, 2048, 64),
+          (1024, 7168, 2048, 64), (16384, 2048, 4096, 128))   # M N K G
 SPREADS = ("even", "random", "zipf", "one")
 TOLERANCE = 2e-2
-COLUMNS = ("shape", "rows", "tiletrace TFLOP/s", "ragged_dot TFLOP/s", "torch TFLOP/s", "ragged_dot", "torch", "spread",
-           "error", "status")
+COLUMNS = ("shape", "rows", "tiletrace TFLOP/s", "dense TFLOP/s", "ragged_dot TFLOP/s", "torch TFLOP/s", "dense",
+           "ragged_dot", "torch", "spread", "error", "status")
 
 Inputs = tuple[jax.Array, ...]
 
@@ -54,11 +56,17 @@ def torch_peer(sets: Sequence[Inputs]) -> TorchGraph:
   return TorchGraph(lambda x, w, ends: torch._grouped_mm(x, w, offs=ends), tensors)
 
 
+def dense_peer(sets: Sequence[Inputs]) -> harness.Peer:
+  pairs = [(x, jnp.copy(w[0])) for x, w, *_ in sets]
+  product = harness.over_sets(jnp.dot)
+  return lambda sets: product(pairs)
+
+
 def check(call: Any, operands: Inputs) -> dict[str, Any]:
   """Every element against ragged_dot in f32, a sample of rows against float64, and jit against the bare launch."""
   compiled = call.lower(*operands).compile()
   got = harness.poisoned(compiled.image, operands, [call.out_shape])[0]
-  x, w, sizes = operands
+  x, w, sizes, *_ = operands
   want = jax.jit(functools.partial(grouped_matmul_reference, out_dtype=jnp.float32))(x, w, sizes)
   rows = harness.sample_rows(x.shape[0], 16)
   owner = np.searchsorted(np.cumsum(sizes), rows, side="right")
@@ -78,14 +86,22 @@ def status(row: dict[str, Any]) -> str:
 def measure(m: int, n: int, k: int, groups: int, spread: str, args: argparse.Namespace) -> dict[str, Any]:
   row: dict[str, Any] = {"shape": f"{m}x{n}x{k}x{groups}", "m": m, "n": n, "k": k, "groups": groups, "rows": spread}
   bm, bn = args.tile or (0, 0)
-  tiling = Tiling(bm, bn, args.warpgroups, args.stages, 1.0) if args.tile else None
-  call = grouped_matmul_call(m, (groups, k, n), jnp.bfloat16, tiling=tiling, persistent=args.persistent)
+  tiling = Tiling(bm, bn, args.warpgroups, args.stages, 1.0) if args.tile else choose_tiling(m, n, groups)
+  call = grouped_matmul_call(m, (groups, k, n), jnp.bfloat16, tiling=tiling, planned=args.planned,
+                             persistent=args.persistent)
+
+  def ours(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
+    return call(x, w, sizes, *([plan(sizes, m, tiling.bm)] if args.planned else []))
+
   make = functools.partial(inputs, m, n, k, groups, spread)
-  row |= check(call, make(0))
+  first = make(0)
+  row |= check(call, (*first, plan(first[2], m, tiling.bm)) if args.planned else first)
+  del first
   if not args.check_only:
     sets = harness.rotating(make)
-    peers: dict[str, harness.Peer] = {"tiletrace": harness.over_sets(call),
-                                      "ragged_dot": harness.over_sets(grouped_matmul_reference)}
+    peers: dict[str, harness.Peer] = {"tiletrace": harness.over_sets(ours), "dense": dense_peer(sets)}
+    if args.ragged_dot:
+      peers["ragged_dot"] = harness.over_sets(grouped_matmul_reference)
     if args.torch:
       harness.try_peer(peers, "torch", lambda: torch_peer(sets))
     row |= harness.compare(peers, sets, args, flops=2 * m * n * k, stable=True)[0]
@@ -100,7 +116,9 @@ def arguments() -> argparse.Namespace:
                       help="default: " + " ".join("x".join(map(str, s)) for s in SHAPES))
   parser.add_argument("--spreads", nargs="+", choices=SPREADS, default=list(SPREADS))
   add_tile(parser)
-  parser.add_argument("--persistent", nargs="?", const=True, default=False, choices=["dynamic"],
+  parser.add_argument("--no-plan", dest="planned", action="store_false", help="each program finds its own group")
+  parser.add_argument("--no-ragged-dot", dest="ragged_dot", action="store_false", help="it is slow")
+  parser.add_argument("--persistent", nargs="?", const=True, default=None, choices=["dynamic"],
                       help="one CTA for each SM loops over the tiles, or takes them when it is free")
   harness.add_measuring(parser, torch=True, graphs=True)
   return parser.parse_args()

@@ -287,7 +287,7 @@ def build_image(lowering: pipeline.Lowering, cubin: Cubin, machine: str) -> Kern
   roots = list(dict.fromkeys(graph.invars))
   operands = [graph.invars.index(v) for v in roots]
   maps = tuple(TensorMapSpec(operands[m.argument], m.dtype, m.dims, m.strides, m.box, m.swizzle,
-                            lowering.options.l2_promotion)
+                            lowering.options.l2_promotion, m.offset)
                for m in emitted.tensor_maps)
   pointers: list[Param] = [("operand", i) for i in operands]
   sizes = _size_sources(graph)

@@ -53,7 +53,8 @@ class TensorMapSpec:
     box: elements moved by one instruction, innermost first, 1 to 256 along each dimension.
     swizzle: span in bytes of the shared memory swizzle: 0, 32, 64 or 128.
     l2_promotion: bytes fetched into L2 around a request: 0, 64, 128 or 256.
-    offset_bytes: start of the described memory within the operand, a multiple of 16.
+    offset_bytes: from the operand's start to that of the described memory, a multiple of 16. A map may begin before
+      its operand, where no coordinates that a kernel uses lead.
   """
 
   operand: int
@@ -76,7 +77,7 @@ class TensorMapSpec:
     assert self.swizzle in _SWIZZLE_CODES and self.l2_promotion in _L2_PROMOTION_CODES, self
     row = self.box[0] * self.itemsize
     assert row % 16 == 0 and (not self.swizzle or row <= self.swizzle), self
-    assert self.offset_bytes >= 0 and self.offset_bytes % 16 == 0, self
+    assert self.offset_bytes % 16 == 0, self
 
   def at(self, sizes: Mapping[str, int]) -> TensorMapSpec:
     """The map of a call with these sizes."""

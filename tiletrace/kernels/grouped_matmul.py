@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -13,40 +14,72 @@ from tiletrace.core.errors import TileTypeError
 from tiletrace.core.source import caller_loc
 from tiletrace.kernels.arguments import float_dtype, half_array
 from tiletrace.kernels.matmul import Tiling
+from tiletrace.lowering.target import SM_90A
 
 _SMALL = 96          # rows of an average group, up to which tiles of 64 rows waste less
+_WAVES = 4           # of tiles, from which on a plan is made
 
 
 def grouped_matmul_kernel(x, w, sizes, y, *, transpose_w, bm, bn, bk, num_stages):
-  """Tiles of rows are counted group by group, so that no tile has rows of two; each program finds the group of its own.
-
-  A tile at the end of a group reads rows of the next one too, which keeps its copies plain TMA boxes; they are not
-  stored, since the view of `y` ends with the group.
-  """
-  t, j = tt.program_id(0), tt.program_id(1)
-  groups, cols = sizes.shape[0], tt.block(j, bn)
+  """Tiles of rows are counted group by group, so that no tile has rows of two. Each program finds its group."""
+  t, cols = tt.program_id(0), tt.block(tt.program_id(1), bn)
   size = sizes[...]
   last_row, tiles = tt.cumsum(size), tt.cdiv(size, bm)     # rows, and tiles, up to and with each group
   last_tile = tt.cumsum(tiles)
   g = tt.sum(last_tile <= t)                               # the group that owns tile t
-  with tt.when(g < groups) as owned:
+  with tt.when(g < sizes.shape[0]) as owned:
     end, rows = tt.take(last_row, g), tt.take(size, g)
-    within = t - (tt.take(last_tile, g) - tt.cdiv(rows, bm))
-    first = end - rows + within * bm                       # before the loop: the producer is sent one number
-    x_s = tt.alloc_shared((bm, bk), x.dtype)
-    w_s = tt.alloc_shared((bn, bk) if transpose_w else (bk, bn), w.dtype)
-    acc = tt.alloc_fragment((bm, bn), jnp.float32)
-    acc[...] = 0
-    for k in tt.pipelined(tt.cdiv(x.shape[1], bk), num_stages=num_stages):
-      inner = tt.block(k, bk)
-      tt.copy(x.at[tt.ds(first, bm), inner], x_s)
-      tt.copy(w.at[g, cols, inner] if transpose_w else w.at[g, inner, cols], w_s)
-      tt.gemm(x_s, w_s.T if transpose_w else w_s, acc)
-    y.at[tt.ds(end - rows, rows), :][tt.block(within, bm), cols] = acc[...].astype(y.dtype)
+    first = end - rows + (t - (tt.take(last_tile, g) - tt.cdiv(rows, bm))) * bm
+    tt.assume(first >= 0)
+    _tile(x, w, y, g, first, end, cols, transpose_w=transpose_w, bm=bm, bn=bn, bk=bk, num_stages=num_stages)
   with owned.otherwise():                                  # rows of no group, and the programs that are left over
-    end = tt.max(last_row)
-    rest = y.at[tt.ds(end, y.shape[0] - end), :]
-    rest[tt.block(t - tt.max(last_tile), bm), cols] = tt.zeros((bm, bn), y.dtype)
+    first = tt.max(last_row) + (t - tt.max(last_tile)) * bm
+    y[tt.ds(first, bm), cols] = tt.zeros((bm, bn), y.dtype)
+
+
+def planned_grouped_matmul_kernel(x, w, sizes, tiles, y, *, transpose_w, bm, bn, bk, num_stages):
+  """The same with the tiles of `plan`, which the producer reads by itself: it runs ahead into the next tile."""
+  t, cols = tt.program_id(0), tt.block(tt.program_id(1), bn)
+  g, first, end = tiles[0, t], tiles[1, t], tiles[2, t]
+  tt.assume(first >= 0)
+  with tt.when(g < sizes.shape[0]) as owned:
+    _tile(x, w, y, g, first, end, cols, transpose_w=transpose_w, bm=bm, bn=bn, bk=bk, num_stages=num_stages)
+  with owned.otherwise():
+    y[tt.ds(first, bm), cols] = tt.zeros((bm, bn), y.dtype)
+
+
+def _tile(x: Any, w: Any, y: Any, g: Any, first: Any, end: Any, cols: Any, *, transpose_w: bool, bm: int, bn: int,
+          bk: int, num_stages: int) -> None:
+  """Of group g the rows from `first`, which ends at `end`. The last tile of a group reads rows of the next one too,
+  which keeps its copies plain TMA boxes; they are not stored, since the view of `y` ends with the group."""
+  x_s = tt.alloc_shared((bm, bk), x.dtype)
+  w_s = tt.alloc_shared((bn, bk) if transpose_w else (bk, bn), w.dtype)
+  acc = tt.alloc_fragment((bm, bn), jnp.float32)
+  acc[...] = 0
+  for k in tt.pipelined(tt.cdiv(x.shape[1], bk), num_stages=num_stages):
+    inner = tt.block(k, bk)
+    tt.copy(x.at[tt.ds(first, bm), inner], x_s)
+    tt.copy(w.at[g, cols, inner] if transpose_w else w.at[g, inner, cols], w_s)
+    tt.gemm(x_s, w_s.T if transpose_w else w_s, acc)
+  y.at[tt.ds(0, end), :][tt.ds(first, bm), cols] = acc[...].astype(y.dtype)
+
+
+def plan(sizes: jax.Array, m: int, bm: int) -> jax.Array:
+  """The group, the first row and the end of the group's rows for each tile of `bm` rows: i32 [3, cdiv(m, bm) + groups].
+
+  Tiles of the rows behind the last group have the group `groups`; those that are left over begin at m or later.
+  """
+  groups = sizes.shape[0]
+  t, each = jnp.arange(tt.cdiv(m, bm) + groups, dtype=jnp.int32)[:, None], jnp.arange(groups, dtype=jnp.int32)
+  tiles = (sizes + bm - 1) // bm
+  until = each <= each[:, None]
+  last_row, last_tile = (jnp.sum(jnp.where(until, v, 0), 1, dtype=jnp.int32) for v in (sizes, tiles))
+  owns = (last_tile - tiles <= t) & (t < last_tile)
+  # How much more than those of a tile behind all groups; a scan would be more kernels than these sums.
+  rest = groups, last_row[-1] - last_tile[-1] * bm, m
+  own = each, last_row - sizes - (last_tile - tiles) * bm, last_row
+  g, start, end = (r + jnp.sum(jnp.where(owns, v - r, 0), 1, dtype=jnp.int32) for r, v in zip(rest, own, strict=True))
+  return jnp.stack([g, start + t[:, 0] * bm, end])
 
 
 def grouped_matmul_reference(x: jax.Array, w: jax.Array, sizes: jax.Array, *, transpose_w: bool = False,
@@ -100,7 +133,11 @@ def grouped_matmul(x: jax.Array, w: jax.Array, sizes: jax.Array, *, transpose_w:
   dtype = float_dtype("grouped_matmul", "out_dtype", out_dtype, x.dtype)
   if not w.shape[0]:
     return jnp.zeros((x.shape[0], w.shape[1 if transpose_w else 2]), dtype)
-  return grouped_matmul_call(x.shape[0], w.shape, dtype, transpose_w=transpose_w)(x, w, sizes)
+  m, groups, n = x.shape[0], w.shape[0], w.shape[1 if transpose_w else 2]
+  t = choose_tiling(m, n, groups)
+  planned = _pays_to_plan(m, n, x.shape[1], groups, t)
+  call = grouped_matmul_call(m, w.shape, dtype, transpose_w=transpose_w, tiling=t, planned=planned)
+  return call(x, w, sizes, *([plan(sizes, m, t.bm)] if planned else []))
 
 
 def choose_tiling(m: int, n: int, groups: int) -> Tiling:
@@ -110,23 +147,35 @@ def choose_tiling(m: int, n: int, groups: int) -> Tiling:
   return Tiling(128, 256, 2, 4, 1.0) if n > 128 else Tiling(128, 128, 2, 5, 1.0)
 
 
+def _pays_to_plan(m: int, n: int, k: int, groups: int, t: Tiling) -> bool:
+  """Where SMs have several tiles, and TMA fills their rings: a plan is kernels of a few microseconds."""
+  return math.prod(_grid(m, n, groups, t)) >= _WAVES * SM_90A.sm_count and (n * 2) % 16 == (k * 2) % 16 == 0
+
+
+def _grid(m: int, n: int, groups: int, t: Tiling) -> tuple[int, int]:
+  """A group may end within a tile, and so may the last one."""
+  return tt.cdiv(m, t.bm) + groups, tt.cdiv(n, t.bn)
+
+
 def grouped_matmul_call(m: int, w_shape: tuple[int, ...], dtype: Any, *, transpose_w: bool = False,
-                        tiling: Tiling | None = None, persistent: bool | str = False) -> tt.TileCall:
-  """The call behind `grouped_matmul` for m rows and w of `w_shape`, of (x, w, sizes); `persistent` as in tile_call."""
+                        tiling: Tiling | None = None, planned: bool = False, persistent: bool | str | None = None
+                        ) -> tt.TileCall:
+  """The call behind `grouped_matmul` for m rows and w of `w_shape`, of (x, w, sizes); where it is planned, of
+  (x, w, sizes, plan(sizes, m, tiling.bm)). `persistent` as in tile_call, by default where it is planned."""
   groups, n = w_shape[0], w_shape[1 if transpose_w else 2]
   t = tiling or choose_tiling(m, n, groups)
   return tt.tile_call(
-      functools.partial(grouped_matmul_kernel, transpose_w=transpose_w, bm=t.bm, bn=t.bn, bk=t.bk,
-                        num_stages=t.num_stages),
-      jax.ShapeDtypeStruct((m, n), dtype), name="grouped_matmul", warpgroups=t.warpgroups, persistent=persistent,
-      grid=(tt.cdiv(m, t.bm) + groups, tt.cdiv(n, t.bn)),     # a group may end within a tile, and so may the last one
+      functools.partial(planned_grouped_matmul_kernel if planned else grouped_matmul_kernel, transpose_w=transpose_w,
+                        bm=t.bm, bn=t.bn, bk=t.bk, num_stages=t.num_stages),
+      jax.ShapeDtypeStruct((m, n), dtype), name="grouped_matmul", warpgroups=t.warpgroups,
+      persistent=planned if persistent is None else persistent, raster=16, grid=_grid(m, n, groups, t),
       vjp=functools.partial(_backward, transpose_w=transpose_w))
 
 
 def _backward(inputs: tuple, y: jax.Array, dy: jax.Array, *, transpose_w: bool) -> tuple:
-  x, w, sizes = inputs
+  x, w, sizes, *plans = inputs
   dz = dy.astype(x.dtype)
   dx = grouped_matmul(dz, w, sizes, transpose_w=not transpose_w)
   reference = functools.partial(grouped_matmul_reference, transpose_w=transpose_w)
   (dw,) = jax.vjp(lambda w: reference(x, w, sizes), w)[1](dz)
-  return dx, dw, None
+  return dx, dw, None, *(None for _ in plans)

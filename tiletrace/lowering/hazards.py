@@ -3,10 +3,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Mapping
 
 from tiletrace.core.effects import Access, RefEffect
-from tiletrace.core.graph import Block, Eqn, RefOperand, TileGraph, Var
+from tiletrace.core.graph import Atom, Block, Eqn, RefOperand, TileGraph, Var, walk
 from tiletrace.core.ops.atomic import atomic_p
+from tiletrace.core.ops.control import cond_p
+from tiletrace.core.ops.elementwise import not_p
 from tiletrace.core.rules import effects
 from tiletrace.core.types import Dyn, Space
 from tiletrace.lowering.facts import Facts
@@ -22,36 +25,51 @@ class _Use:
     looped: it stands in a loop.
     moves: two iterations may access an element in different threads: it is at tiles of indices.
     commutes: the name of an atomic operation without a result, None of anything else.
+    branches: the branches that it stands in, outside of loops: what each one asks, and how it was answered.
   """
   ref: RefOperand
   written: bool
   looped: bool
   moves: bool
   commutes: str | None
+  branches: tuple[tuple[Atom | Eqn, int], ...]
 
 
 def unordered(graph: TileGraph, facts: Facts) -> frozenset[Var]:
   """The global arrays where one thread's access may have to follow another thread's: written, and accessed again where
-  the two views are not known to be apart. Programs of one grid are never ordered, nor are atomic operations of one kind
-  whose results nobody needs."""
+  the two views are not known to be apart, nor in two branches of which a program takes one. Programs of one grid are
+  never ordered, nor are atomic operations of one kind whose results nobody needs."""
   found: dict[Var, list[_Use]] = {}
+  negated = {e.outvars[0]: e.values[0] for e in walk(graph.body) if e.primitive is not_p}
 
-  def visit(block: Block, looped: bool) -> None:
+  def visit(block: Block, looped: bool, branches: tuple[tuple[Atom | Eqn, int], ...]) -> None:
     for eqn in block.eqns:
-      for use in _uses(eqn, looped):
+      for use in _uses(eqn, looped, branches):
         found.setdefault(use.ref.root, []).append(use)
-      for inner in eqn.blocks:
-        visit(inner, looped or eqn.primitive.name in _LOOPS)
+      inside = looped or eqn.primitive.name in _LOOPS
+      for i, inner in enumerate(eqn.blocks):
+        visit(inner, inside, branches if inside else (*branches, _answer(eqn, i, negated)))
 
-  visit(graph.body, False)
+  visit(graph.body, False, ())
   return frozenset(root for root, uses in found.items() if _ordered(uses, facts))
 
 
-def _uses(eqn: Eqn, looped: bool) -> list[_Use]:
+def _answer(eqn: Eqn, block: int, negated: Mapping[Atom, Atom]) -> tuple[Atom | Eqn, int]:
+  """tt.when's otherwise() is a branch of its own, on the negated condition."""
+  if eqn.primitive is not cond_p:
+    return eqn, block
+  asked = eqn.values[0]
+  while asked in negated:
+    asked, block = negated[asked], 1 - block
+  return asked, block
+
+
+def _uses(eqn: Eqn, looped: bool, branches: tuple[tuple[Atom | Eqn, int], ...]) -> list[_Use]:
   if eqn.blocks:
     return []
   commutes = eqn.params["op"] if eqn.primitive is atomic_p and not eqn.outvars else None
-  return [_Use(eqn.refs[e.operand], e.access is Access.WRITE, looped, bool(eqn.params.get("dims")), commutes)
+  return [_Use(eqn.refs[e.operand], e.access is Access.WRITE, looped, bool(eqn.params.get("dims")), commutes,
+               branches)
           for e in effects(eqn) if isinstance(e, RefEffect) and eqn.refs[e.operand].type.space is Space.GLOBAL]
 
 
@@ -60,7 +78,14 @@ def _ordered(uses: list[_Use], facts: Facts) -> bool:
     return False
   if any(u.written and u.looped and (u.moves or not _returns_to_its_blocks(u.ref, facts)) for u in uses):
     return True
-  return any((a.written or b.written) and not apart(a.ref, b.ref) for a, b in itertools.combinations(uses, 2))
+  return any((a.written or b.written) and not apart(a.ref, b.ref) and not _exclusive(a, b)
+             for a, b in itertools.combinations(uses, 2))
+
+
+def _exclusive(a: _Use, b: _Use) -> bool:
+  """One run of a program does not make both."""
+  taken = dict(a.branches)
+  return any(taken.get(asked, i) != i for asked, i in b.branches)
 
 
 def _returns_to_its_blocks(ref: RefOperand, facts: Facts) -> bool:

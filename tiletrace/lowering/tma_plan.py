@@ -23,9 +23,10 @@ class TmaPart:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TmaPlan:
-  """`box` is per root dimension, in the root's order; every part moves one."""
+  """`box` is per root dimension, in the root's order; every part moves one. `ends`: `ending_dim` of the view."""
   box: tuple[int, ...]
   parts: tuple[TmaPart, ...]
+  ends: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -85,10 +86,36 @@ def global_refusal(ref: RefOperand) -> str | None:
     return "an extent exceeds 2**31 - 1"
   if any(dim.stride != 1 for dim in ref.view.dims):
     return "the view has strides"
-  if any(dim.edges for dim in ref.view.dims):
-    return "the view ends before the array, where a tensor map cannot clip"
+  if (reason := _ends_refusal(ref)) is not None:
+    return reason
   if ref.view.dims[-1].squeezed:
     return "the contiguous dimension is indexed by an element"
+  return None
+
+
+def ending_dim(ref: RefOperand) -> int | None:
+  """The root dimension along which a view ends before the array, where TMA clips it.
+
+  A tensor map ends where the array does. But its box has one dimension more for such a view: of `box` elements, as far
+  apart as those of the dimension that ends, and in that order. A box that starts at element `box - n` of it has n
+  elements inside; how much further on those lie than the array's first is said along the dimension itself.
+  """
+  return next((d for d, dim in enumerate(ref.view.dims) if dim.edges), None)
+
+
+def _ends_refusal(ref: RefOperand) -> str | None:
+  ends = [d for d, dim in enumerate(ref.view.dims) if dim.edges]
+  if not ends:
+    return None
+  what = "the view ends before the array"
+  if len(ends) > 1:
+    return f"{what} along {len(ends)} dimensions, a tensor map can clip one"
+  if ends[0] == len(ref.view.dims) - 1:
+    return f"{what} along its contiguous dimension, where a tensor map cannot clip"
+  if len(ref.view.dims) == 5:
+    return f"{what}, and a tensor map that clips it would have 6 dimensions"
+  if any(isinstance(n, Size) for n in ref.type.shape):
+    return f"{what}, which the call decides: a tensor map cannot clip there"
   return None
 
 
@@ -109,6 +136,11 @@ def start_refusal(ref: RefOperand, facts: Facts, *, proven: bool = True, storing
     return f"rows end at {row} bytes, {certain} multiple of 16, and TMA stores whole pieces of 16 bytes"
   if storing and any((s.lo if proven else s.hi) < 0 for s in starts):
     return "the view does not provably start inside the array"
+  ends = ending_dim(ref)
+  for edge in ref.view.dims[ends].edges if ends is not None else ():
+    start, lo = (ref.dyn[p.index] if isinstance(p, Dyn) else p for p in (ref.view.dims[ends].start, edge[0]))  # type: ignore[index]
+    if facts.difference(start, lo).lo < 0:
+      return "the view does not provably start inside of the one that it is cut from"
   return None
 
 
@@ -157,4 +189,4 @@ def _clip(outside: RefOperand, place: SharedPlace, order: list[int], bits: int) 
   for i, p in enumerate(outside.view.perm):
     full[p] = box_shape[i]
   assert max(full) <= MAX_BOX
-  return TmaPlan(tuple(full), tuple(parts))
+  return TmaPlan(tuple(full), tuple(parts), ending_dim(outside))

@@ -77,7 +77,7 @@ def run(lowering: Lowering, inputs: Sequence[np.ndarray], *, sizes: Mapping[str,
   tables = {c.name: np.asarray(c.values, np.int32) for c in lowering.emitted.module.constants}
   memory = Global({**{f"{name} {_shape(x)}": x for name, x in zip(names, data.values())}, **tables})
   written = {roots.index(v) for v in graph.outputs}
-  maps = tuple(TensorMapSpec(m.argument, m.dtype, m.dims, m.strides, m.box, m.swizzle, 0).at(sizes)
+  maps = tuple(TensorMapSpec(m.argument, m.dtype, m.dims, m.strides, m.box, m.swizzle, 0, m.offset).at(sizes)
                for m in lowering.emitted.tensor_maps)
   (entry,) = lowering.emitted.module.entries
   pointers = [memory.arrays[i].address for i in range(len(roots))]

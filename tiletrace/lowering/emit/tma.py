@@ -56,9 +56,12 @@ def _issue(ctx: EmitContext, outside: RefOperand, inside: RefOperand, plan: TmaP
     box, parts = mine.box, mine.parts
     starts = [_plus_times(ctx, s, index, o) for s, o in zip(starts, mine.step.offset, strict=True)]
     base = _plus_times(ctx, base, index, mine.step.smem_bytes)
-  address = ctx.map_address(ctx.maps.make(outside.root, box, swizzle))
+  address = ctx.map_address(ctx.maps.make(outside.root, box, swizzle, plan.ends))
   for part in parts:
-    coords = _coordinates(ctx, starts, part.offset)
+    at = [_plus(ctx, s, o) for s, o in zip(starts, part.offset, strict=True)]
+    if plan.ends is not None:
+      at[plan.ends:plan.ends + 1] = _before_the_end(ctx, outside, plan.ends, at[plan.ends], box[plan.ends])
+    coords = at[::-1]                                      # innermost first
     where = b.addr(base, offset + part.smem_bytes)
     dim = f"{len(coords)}d"
     if mask is not None and mbarrier is not None:
@@ -104,9 +107,17 @@ def _starts(ctx: EmitContext, outside: RefOperand) -> list[Any]:
   return [ctx.scalar(outside.dyn[s.index]) if isinstance(s, Dyn) else s for s in starts]
 
 
-def _coordinates(ctx: EmitContext, starts: list[Any], offset: tuple[int, ...]) -> list[Operand]:
-  """Of a box: innermost first."""
-  return [_plus(ctx, s, o) for s, o in zip(starts, offset, strict=True)][::-1]
+def _before_the_end(ctx: EmitContext, outside: RefOperand, ends: int, start: Operand, box: int) -> tuple[Any, Any]:
+  """The two coordinates of a box along a dimension that ends before the array: the inner one leaves as much room as
+  there is to the end, and the outer one makes up for it."""
+  b, edges = ctx.b, outside.view.dims[ends].edges
+  end: Any = outside.type.shape[ends]
+  for _, hi in edges:
+    hi = ctx.scalar(outside.dyn[hi.index]) if isinstance(hi, Dyn) else hi
+    end = min(hi, end) if isinstance(hi, int) and isinstance(end, int) else b.new(isa.MIN, hi, end, type="s32")
+  room = b.new(isa.SUB, end, start, type="s32")
+  room = b.new(isa.MIN, b.new(isa.MAX, room, 0, type="s32"), box, type="s32")
+  return b.new(isa.ADD, start, room, type="s32"), b.new(isa.SUB, box, room, type="s32")
 
 
 def _plus(ctx: EmitContext, x: Operand, n: int) -> Operand:

@@ -53,6 +53,14 @@ def defer_epilogue(work: Block, layouts: dict[Var, Layout], facts: Facts, fragme
     layouts: is extended by the fragments that this allocates.
     fragments: registers of a thread that all fragments of the kernel take.
   """
+  inside = _branch_with_gemm(work)
+  if inside is not None:                         # other tiles have no gemm, and leave the one that waits waiting
+    found = defer_epilogue(inside.blocks[0], layouts, facts, fragments)
+    if isinstance(found, str):
+      return found
+    branch = inside.replace(blocks=(found.work, *inside.blocks[1:]))
+    return dataclasses.replace(found, work=dataclasses.replace(
+        work, eqns=tuple(branch if e is inside else e for e in work.eqns)))
   parts = _split(work, facts)
   if isinstance(parts, str):
     return parts
@@ -69,6 +77,16 @@ def defer_epilogue(work: Block, layouts: dict[Var, Layout], facts: Facts, fragme
   if fragments + leaving > _THREAD:
     return f"all fragments and the tile that leaves would take {fragments + leaving} registers of each thread"
   return _Deferral(parts, tiles, scalars, layouts).build()
+
+
+def _branch_with_gemm(work: Block) -> Eqn | None:
+  """The branch whose first block has all gemms of a tile's program, where one has."""
+  with_gemm = [e for e in work.eqns if e.blocks and any(
+      x.primitive is mma.gemm_async_p for b in e.blocks for x in walk(b))]
+  if len(with_gemm) != 1 or with_gemm[0].primitive is not control.cond_p or with_gemm[0].outvars:
+    return None
+  others = (x for b in with_gemm[0].blocks[1:] for x in walk(b))
+  return None if any(x.primitive is mma.gemm_async_p for x in others) else with_gemm[0]
 
 
 def _split(work: Block, facts: Facts) -> _Parts | str:
