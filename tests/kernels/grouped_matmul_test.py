@@ -59,7 +59,7 @@ def test_copies_are_tma_by_a_producer_although_the_sizes_are_known_to_the_gpu_on
 
   assert (variants(lowered, "copy"), variants(lowered, "gemm")) == (["tma", "tma"], ["wgmma_ss"])
   assert "filled by TMA from the producer warpgroup" in notes(lowered)
-  assert notes(lowered).count("sent to the producer") == 2              # the group, and the first row
+  assert notes(lowered).count("sent to the producer") == 3              # the group, its end, and the first row
   assert f"x_s Ref<shared>{{bf16{tile}}}" in lowered.as_text("schedule")
   assert lowered.compile().memory_analysis()["spill_stores"] == 0
 

@@ -20,7 +20,7 @@ from tiletrace.core.errors import TileTypeError
 from tiletrace.core.source import caller_loc
 from tiletrace.ffi.primitive import default_target
 from tiletrace.kernels.arguments import check_elementwise, described, number, whole
-from tiletrace.kernels.online_softmax import LOG2E, OnlineSoftmax, softmax_where, zero_past
+from tiletrace.kernels.online_softmax import LOG2E, OnlineSoftmax, softmax_where
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
 _L2_BYTES = 32 << 20       # of keys and values that programs beside each other share
@@ -63,11 +63,12 @@ def attention_kernel(q, k, v, lengths, o, residual, *, tiling, rule):
   """o[b, t, n, h], residual[b, t, n]; lengths[b] of k and v, or None."""
   b, i, n = _place_in_grid()
   s = k.shape[1]
+  stop = s if lengths is None else tt.minimum(lengths[b], s)
   head = n // (q.shape[2] // k.shape[2])                   # query heads of a group share one head of keys
   rows = tt.block(i, tiling.bm)
   out, lse = attend(
       q.at[b, rows, n, :], lambda j: k.at[b, tt.block(j, tiling.bn), head, :],
-      lambda j: v.at[b, tt.block(j, tiling.bn), head, :], stop=s if lengths is None else tt.minimum(lengths[b], s),
+      lambda j: _seen_rows(v.at[b, :, head, :], j * tiling.bn, stop, tiling.bn), stop=stop,
       place=i * tiling.bm + rule.offset, tail=lengths is not None, tiling=tiling, rule=rule,
       inside=rule.right is not None and q.shape[1] + rule.offset + rule.right <= s)
   o[b, rows, n, :] = out.astype(o.dtype)
@@ -79,17 +80,22 @@ def packed_attention_kernel(q, k, v, q_starts, k_starts, o, residual, *, tiling,
   """o[t, n, h], residual[t, n]: queries q_starts[b] to q_starts[b + 1] see keys k_starts[b] to k_starts[b + 1]."""
   b, i, n = _place_in_grid()
   head = n // (q.shape[1] // k.shape[1])
-  first, first_key = q_starts[b], k_starts[b]
-  length = q_starts[b + 1] - first
-  with tt.when(i * tiling.bm < length):                    # the grid has tiles for the longest sequence
+  row, end = tt.maximum(q_starts[b] + i * tiling.bm, 0), q_starts[b + 1]
+  first_key, end_key = k_starts[b], k_starts[b + 1]
+  with tt.when(row < end):                                 # the grid has tiles for the longest sequence
     out, lse = attend(
-        q.at[tt.ds(first + i * tiling.bm, tiling.bm), n, :],
+        q.at[tt.ds(row, tiling.bm), n, :],
         lambda j: k.at[tt.ds(first_key + j * tiling.bn, tiling.bn), head, :],
-        lambda j: v.at[tt.ds(first_key + j * tiling.bn, tiling.bn), head, :], stop=k_starts[b + 1] - first_key,
+        lambda j: _seen_rows(v.at[:, head, :], first_key + j * tiling.bn, end_key, tiling.bn), stop=end_key - first_key,
         place=i * tiling.bm + rule.offset, tail=True, inside=False, tiling=tiling, rule=rule)
-    o.at[tt.ds(first, length), n, :][tt.block(i, tiling.bm), :] = out.astype(o.dtype)      # not the next one's rows
+    o.at[tt.ds(0, end), n, :][tt.ds(row, tiling.bm), :] = out.astype(o.dtype)              # not the next one's rows
     if residual is not None:
-      residual.at[tt.ds(first, length), n][tt.block(i, tiling.bm)] = lse
+      residual.at[tt.ds(0, end), n][tt.ds(row, tiling.bm)] = lse
+
+
+def _seen_rows(values, start, stop, rows):
+  """Of [length, h] the `rows` from `start`: zeros from `stop` on, as what is there may be no number."""
+  return values.at[tt.ds(0, stop), :].at[tt.ds(tt.maximum(start, 0), rows), :]
 
 
 def _place_in_grid():
@@ -113,8 +119,8 @@ def attend(q, keys, values, *, stop, place, tail, inside, tiling, rule):
 
   Args:
     q: view [bm, h] of the queries; the first stands at `place` among the keys.
-    keys, values: of the j-th block of keys, a view [bn, h].
-    stop: keys from there on are not seen. `tail`: there may be some, of any value. `inside`: no query reaches them.
+    keys, values: of the j-th block of keys, a view [bn, h]; values that are not seen are zeros.
+    stop: keys from there on are not seen. `tail`: there may be some. `inside`: no query reaches them.
   Returns:
     float32 [bm, h], and the log-sum-exps [bm].
   """
@@ -140,8 +146,6 @@ def attend(q, keys, values, *, stop, place, tail, inside, tiling, rule):
 
   def weigh(j):
     tt.copy(values(j), v_s)
-    if tail:
-      zero_past([v_s], j, stop)
     tt.gemm(p, v_s, acc)
 
   def softmax(j):

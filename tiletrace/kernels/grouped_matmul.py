@@ -30,8 +30,8 @@ def grouped_matmul_kernel(x, w, sizes, y, *, transpose_w, bm, bn, bk, num_stages
   with tt.when(g < sizes.shape[0]) as owned:
     end, rows = tt.take(last_row, g), tt.take(size, g)
     first = end - rows + (t - (tt.take(last_tile, g) - tt.cdiv(rows, bm))) * bm
-    tt.assume(first >= 0)
-    _tile(x, w, y, g, first, end, cols, transpose_w=transpose_w, bm=bm, bn=bn, bk=bk, num_stages=num_stages)
+    _tile(x, w, y, g, tt.maximum(first, 0), end, cols, transpose_w=transpose_w, bm=bm, bn=bn, bk=bk,
+          num_stages=num_stages)
   with owned.otherwise():                                  # rows of no group, and the programs that are left over
     first = tt.max(last_row) + (t - tt.max(last_tile)) * bm
     y[tt.ds(first, bm), cols] = tt.zeros((bm, bn), y.dtype)
@@ -40,8 +40,7 @@ def grouped_matmul_kernel(x, w, sizes, y, *, transpose_w, bm, bn, bk, num_stages
 def planned_grouped_matmul_kernel(x, w, sizes, tiles, y, *, transpose_w, bm, bn, bk, num_stages):
   """The same with the tiles of `plan`, which the producer reads by itself: it runs ahead into the next tile."""
   t, cols = tt.program_id(0), tt.block(tt.program_id(1), bn)
-  g, first, end = tiles[0, t], tiles[1, t], tiles[2, t]
-  tt.assume(first >= 0)
+  g, first, end = tiles[0, t], tt.maximum(tiles[1, t], 0), tiles[2, t]
   with tt.when(g < sizes.shape[0]) as owned:
     _tile(x, w, y, g, first, end, cols, transpose_w=transpose_w, bm=bm, bn=bn, bk=bk, num_stages=num_stages)
   with owned.otherwise():
@@ -50,15 +49,15 @@ def planned_grouped_matmul_kernel(x, w, sizes, tiles, y, *, transpose_w, bm, bn,
 
 def _tile(x: Any, w: Any, y: Any, g: Any, first: Any, end: Any, cols: Any, *, transpose_w: bool, bm: int, bn: int,
           bk: int, num_stages: int) -> None:
-  """Of group g the rows from `first`, which ends at `end`. The last tile of a group reads rows of the next one too,
-  which keeps its copies plain TMA boxes; they are not stored, since the view of `y` ends with the group."""
+  """Of group g the rows from `first`, which ends at `end`: past it the last tile of a group reads zeros, and stores
+  nothing."""
   x_s = tt.alloc_shared((bm, bk), x.dtype)
   w_s = tt.alloc_shared((bn, bk) if transpose_w else (bk, bn), w.dtype)
   acc = tt.alloc_fragment((bm, bn), jnp.float32)
   acc[...] = 0
   for k in tt.pipelined(tt.cdiv(x.shape[1], bk), num_stages=num_stages):
     inner = tt.block(k, bk)
-    tt.copy(x.at[tt.ds(first, bm), inner], x_s)
+    tt.copy(x.at[tt.ds(0, end), :].at[tt.ds(first, bm), inner], x_s)
     tt.copy(w.at[g, cols, inner] if transpose_w else w.at[g, inner, cols], w_s)
     tt.gemm(x_s, w_s.T if transpose_w else w_s, acc)
   y.at[tt.ds(0, end), :][tt.ds(first, bm), cols] = acc[...].astype(y.dtype)
