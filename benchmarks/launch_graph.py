@@ -44,8 +44,9 @@ def repeats_of(sets: Sequence[Any]) -> int:
   return -(-LEAST // len(sets))
 
 
-def kernel_graph(image: KernelImage, sets: Sequence[Inputs], out_shape: Any) -> tuple[LaunchGraph, list[launch.Buffer]]:
-  """A kernel on each set, and its results, which are poisoned before it runs."""
+def kernel_graph(image: KernelImage, sets: Sequence[Inputs], out_shape: Any, repeats: int | None = None
+                 ) -> tuple[LaunchGraph, list[launch.Buffer]]:
+  """A kernel on each set, and its results, which are poisoned before it runs; `repeats`: else as often as others."""
   jax.block_until_ready(list(sets))
   launcher = launch.Launcher(image)
   outs = [launch.empty(tuple(out_shape.shape), out_shape.dtype) for _ in sets]
@@ -53,7 +54,7 @@ def kernel_graph(image: KernelImage, sets: Sequence[Inputs], out_shape: Any) -> 
   def enqueue(i: int, stream: int) -> None:
     launcher(*(x.unsafe_buffer_pointer() for x in sets[i]), outs[i].pointer, stream=stream)
 
-  return LaunchGraph(enqueue, len(sets), repeats_of(sets)), outs
+  return LaunchGraph(enqueue, len(sets), repeats_of(sets) if repeats is None else repeats), outs
 
 
 def copy_graph(arrays: Sequence[jax.Array]) -> LaunchGraph:

@@ -1,10 +1,11 @@
-"""RMSNorm, RMSNorm with a gate, layer norm and softmax against jit(jnp), torch.compile and a copy of the same bytes.
+"""RMSNorm, with silu or a gate, layer norm and softmax against jit(jnp), torch.compile and a copy of the same bytes.
 
   python -m benchmarks.norms                                    # the shapes below, bf16
   python -m benchmarks.norms --ops rms_norm --shapes 4096x777 --dtypes bf16 f32 --json norms.json
 
 GB/s counts what must be read and written once. The copy moves as many bytes, from one array to another, in the same
-rounds; torch.compile takes part where torch is installed, replayed from a CUDA graph.
+rounds; torch.compile takes part where torch is installed, replayed from a CUDA graph, and is compared with our kernel
+in a CUDA graph. A small shape takes the host longer than the GPU: there "jnp" compares what the GPU takes.
 """
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import dataclasses
 import functools
 import importlib
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,16 +22,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import tiletrace as tt
 from benchmarks import harness
+from benchmarks.gpu_time import gpu_seconds
+from benchmarks.launch_graph import kernel_graph
 from benchmarks.torch_graph import TorchGraph
 from tiletrace import kernels
+from tiletrace.kernels.layer_norm import layer_norm_call
+from tiletrace.kernels.rms_norm import rms_norm_call
+from tiletrace.kernels.softmax import softmax_call
 
 DTYPES = {"bf16": jnp.bfloat16, "f16": jnp.float16, "f32": jnp.float32}
 TOLERANCE = {"bf16": 2e-2, "f16": 4e-3, "f32": 2e-5}
 WIDE = ((16384, 8192), (65536, 4096), (8192, 16384), (32768, 1024))
 NARROW = tuple((-(-(64 << 20) // (2 * n)), n) for n in (96, 160, 192, 256, 320, 384, 512, 640, 1000))
 SMALL = ((16384, 320),)
-COLUMNS = ("op", "shape", "dtype", "GB/s", "of copy", "floor", "jnp", "torch", "us", "spread", "error", "status")
+COLUMNS = ("op", "shape", "dtype", "GB/s", "of copy", "floor", "jnp", "torch", "us", "GPU us", "spread", "error",
+           "status")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +52,7 @@ class Op:
     floor: times the rate of the copy, on WIDE and NARROW shapes.
     peer: times the speed of every peer, on WIDE shapes; on SMALL ones, of jit(jnp).
     torch: a function of torch.nn.functional and the inputs.
+    call: of the inputs: the call behind `ours`, and its operands.
   """
   ours: Callable[..., jax.Array]
   reference: Callable[..., jax.Array]
@@ -51,6 +61,7 @@ class Op:
   floor: tuple[float, float]
   peer: float
   torch: Callable[..., Any]
+  call: Callable[..., tuple[tt.TileCall, tuple]]
 
 
 def _scaled(d: np.ndarray, eps: float) -> np.ndarray:
@@ -60,6 +71,14 @@ def _scaled(d: np.ndarray, eps: float) -> np.ndarray:
 def _softmax(x: np.ndarray) -> np.ndarray:
   e = np.exp(x - x.max(-1, keepdims=True))
   return e / e.sum(-1, keepdims=True)
+
+
+def _silu(x, gamma):
+  return kernels.rms_norm(x, gamma, silu=True)
+
+
+def _silu_reference(x, gamma):
+  return kernels.rms_norm_reference(x, gamma, silu=True)
 
 
 def _gated(x, gamma, gate):
@@ -73,18 +92,27 @@ def _gated_reference(x, gamma, gate):
 OPS = {
   "rms_norm": Op(
       kernels.rms_norm, kernels.rms_norm_reference, lambda x, gamma: _scaled(x, 1e-6) * gamma, ("x", "gamma"),
-      (0.95, 0.88), 0.0, lambda F, x, gamma: F.rms_norm(x, x.shape[-1:], gamma, 1e-6)),
+      (0.95, 0.88), 0.0, lambda F, x, gamma: F.rms_norm(x, x.shape[-1:], gamma, 1e-6),
+      lambda x, gamma: (rms_norm_call(x.shape, x.dtype), (x, gamma, None, None))),
+  "rms_norm_silu": Op(
+      _silu, _silu_reference, lambda x, gamma: (y := _scaled(x, 1e-6) * gamma) / (1 + np.exp(-y)), ("x", "gamma"),
+      (0.90, 0.88), 1.0,
+      lambda F, x, gamma: F.silu(F.rms_norm(x.float(), x.shape[-1:], gamma.float(), 1e-6)).to(x.dtype),
+      lambda x, gamma: (rms_norm_call(x.shape, x.dtype, silu=True), (x, gamma, None, None))),
   "rms_norm_gate": Op(
       _gated, _gated_reference, lambda x, gamma, gate: _scaled(x, 1e-6) * gamma * gate / (1 + np.exp(-gate)),
       ("x", "gamma", "gate"), (0.90, 0.88), 1.0,
       lambda F, x, gamma, gate: (F.rms_norm(x.float(), x.shape[-1:], gamma.float(), 1e-6)
-                                 * F.silu(gate.float())).to(x.dtype)),
+                                 * F.silu(gate.float())).to(x.dtype),
+      lambda x, gamma, gate: (rms_norm_call(x.shape, x.dtype, gate=True), (x, gamma, None, gate))),
   "softmax": Op(
-      kernels.softmax, kernels.softmax_reference, _softmax, ("x",), (0.90, 0.88), 1.0, lambda F, x: F.softmax(x, -1)),
+      kernels.softmax, kernels.softmax_reference, _softmax, ("x",), (0.90, 0.88), 1.0, lambda F, x: F.softmax(x, -1),
+      lambda x: (softmax_call(x.shape, x.dtype), (x, None))),
   "layer_norm": Op(
       kernels.layer_norm, kernels.layer_norm_reference,
       lambda x, gamma, beta: _scaled(x - x.mean(-1, keepdims=True), 1e-5) * gamma + beta, ("x", "gamma", "beta"),
-      (0.90, 0.88), 0.0, lambda F, x, gamma, beta: F.layer_norm(x, x.shape[-1:], gamma, beta, 1e-5)),
+      (0.90, 0.88), 0.0, lambda F, x, gamma, beta: F.layer_norm(x, x.shape[-1:], gamma, beta, 1e-5),
+      lambda x, gamma, beta: (layer_norm_call(x.shape, x.dtype), (x, gamma, beta))),
 }
 
 
@@ -119,6 +147,13 @@ def torch_peer(op: Op, sets: Sequence[tuple[jax.Array, ...]]) -> TorchGraph:
   return TorchGraph(compiled, [[torch.from_dlpack(x) for x in inputs[:-1]] for inputs in sets])
 
 
+def graph_peer(op: Op, sets: Sequence[tuple[jax.Array, ...]]) -> harness.Peer:
+  """Our kernel as torch's is measured: each set of inputs once in a CUDA graph."""
+  call, operands = op.call(*sets[0][:-1])
+  image = call.lower(*operands).compile().image
+  return kernel_graph(image, [inputs[:-1] for inputs in sets], sets[0][0], repeats=1)[0]
+
+
 def peers_of(op: Op, sets: Sequence[tuple[jax.Array, ...]], torch: bool) -> dict[str, harness.Peer]:
   peers: dict[str, harness.Peer] = {
     "tiletrace": harness.over_sets(lambda *inputs: op.ours(*inputs[:-1])),
@@ -126,6 +161,7 @@ def peers_of(op: Op, sets: Sequence[tuple[jax.Array, ...]], torch: bool) -> dict
     "jnp": harness.over_sets(lambda *inputs: op.reference(*inputs[:-1])),
   }
   if torch:
+    peers["graph"] = graph_peer(op, sets)
     harness.try_peer(peers, "torch", lambda: torch_peer(op, sets))
   return peers
 
@@ -140,6 +176,13 @@ def measure(name: str, m: int, n: int, dtype: str, args: argparse.Namespace) -> 
     peers = peers_of(op, sets, args.torch)
     found, seconds = harness.compare(peers, sets, args)
     found["of copy"] = found.pop("copy")
+    if "torch" in found:
+      pairs = zip(found["samples"]["torch"], found["samples"]["graph"], strict=True)
+      found["torch"] = statistics.median(t / g for t, g in pairs)
+    if (m, n) in SMALL:
+      ours, reference = ((lambda *inputs, f=f: f(*inputs[:-1])) for f in (op.ours, op.reference))
+      found["GPU us"], other = (1e6 * gpu_seconds(f, sets) for f in (ours, reference))
+      found["jnp"] = other / found["GPU us"]
     nbytes = moved(op, m, n, DTYPES[dtype])
     row |= found | {"bytes": nbytes, "us": 1e6 * seconds["tiletrace"], "GB/s": 1e-9 * nbytes / seconds["tiletrace"],
                     "copy GB/s": 1e-9 * nbytes / seconds["copy"]}
@@ -156,7 +199,7 @@ def status(op: Op, row: dict[str, Any]) -> str:
   if floor is not None:
     row["floor"] = floor
   peers = [row[p] for p in ("jnp", "torch") if p in row] if shape in WIDE else []
-  small = row.get("jnp", math.inf) if shape in SMALL and row["op"] == "rms_norm" else math.inf
+  small = row.get("jnp", math.inf) if shape in SMALL and row["op"] == "rms_norm_silu" else math.inf
   slow = row.get("of copy", math.inf) < (floor or 0) or any(p < op.peer for p in peers) or small < 1.5
   return "SLOW" if slow else "ok"
 

@@ -40,7 +40,7 @@ def unordered(graph: TileGraph, facts: Facts) -> frozenset[Var]:
   the two views are not known to be apart, nor in two branches of which a program takes one. Programs of one grid are
   never ordered, nor are atomic operations of one kind whose results nobody needs."""
   found: dict[Var, list[_Use]] = {}
-  negated = {e.outvars[0]: e.values[0] for e in walk(graph.body) if e.primitive is not_p}
+  negated: dict[Atom, Atom] = {e.outvars[0]: e.values[0] for e in walk(graph.body) if e.primitive is not_p}
 
   def visit(block: Block, looped: bool, branches: tuple[tuple[Atom | Eqn, int], ...]) -> None:
     for eqn in block.eqns:
