@@ -47,6 +47,7 @@ from tiletrace.core.ops.bitwise import (
   right_shift,
 )
 from tiletrace.core.ops.control import cond, fori_loop, parallel, pipelined, switch, when, while_loop
+from tiletrace.core.ops.copies import commit_group, copy, copy_async, wait_group
 from tiletrace.core.ops.cumulative import cummax, cummin, cumprod, cumsum
 from tiletrace.core.ops.debug import debug_check, debug_print
 from tiletrace.core.ops.elementwise import (
@@ -80,17 +81,7 @@ from tiletrace.core.ops.elementwise import (
 )
 from tiletrace.core.ops.floats import cos, erf, exp, exp2, log, log2, logistic, rsqrt, sigmoid, silu, sin, sqrt, tanh
 from tiletrace.core.ops.grid import cta_id, lookup, num_ctas, num_programs, program_id, raster, warpgroup_id
-from tiletrace.core.ops.memory import (
-  alloc_fragment,
-  alloc_shared,
-  commit_group,
-  copy,
-  copy_async,
-  load,
-  store,
-  swizzle,
-  wait_group,
-)
+from tiletrace.core.ops.memory import alloc_fragment, alloc_shared, load, store, swizzle
 from tiletrace.core.ops.mma import FULL_COL, FULL_ROW, SQUARE, gemm, gemm_async, wgmma_wait
 from tiletrace.core.ops.pipeline_state import PipelineState
 from tiletrace.core.ops.prefetch import prefetch

@@ -111,8 +111,9 @@ def exchange(row: Instr) -> Kernel:
 
 # ---- memory
 
-MEMORY = (isa.LD_GLOBAL, isa.ST_GLOBAL, isa.LD_SHARED, isa.ST_SHARED, isa.LD_CLUSTER, isa.ST_CLUSTER, isa.LD_SYNC,
-          isa.ST_SYNC, isa.ATOM, isa.ATOM_CAS, isa.ATOM_HALF, isa.RED, isa.RED_HALF, isa.RED_VECTOR)
+MEMORY = (isa.LD_GLOBAL, isa.LD_GLOBAL_HINT, isa.ST_GLOBAL, isa.ST_GLOBAL_HINT, isa.LD_SHARED, isa.ST_SHARED,
+          isa.LD_CLUSTER, isa.ST_CLUSTER, isa.LD_SYNC, isa.ST_SYNC, isa.ATOM, isa.ATOM_CAS, isa.ATOM_HALF, isa.RED,
+          isa.RED_HALF, isa.RED_VECTOR)
 
 
 def memory_values(type_: str, cls: str, seed: int) -> np.ndarray:
@@ -156,7 +157,7 @@ def _on_memory(w: Writer, form: Form, at: Slot, words: np.ndarray, first: np.nda
   output = w.address("outputs", CELL, region)
   if in_shared:
     address = w.b.addr(own)
-  elif form.row in (isa.LD_GLOBAL, isa.LD_SYNC):
+  elif form.row in (isa.LD_GLOBAL, isa.LD_GLOBAL_HINT, isa.LD_SYNC):
     address = w.address("inputs", CELL, w.data(words))
   else:
     address = output
@@ -168,8 +169,8 @@ def _on_memory(w: Writer, form: Form, at: Slot, words: np.ndarray, first: np.nda
   operands: list[OperandLike] = []
   made: list[tuple[str, Reg]] = []
   for slot in form.slots:
-    if slot is at:
-      operands.append(address)
+    if slot is at or slot.name == "policy":
+      operands.append(address if slot is at else w.b.new(isa.CREATEPOLICY, 1.0, l2="L2::evict_first"))
       continue
     cls, many = slot.classes[0], []
     for i in range(max(slot.count, 1)):
@@ -194,7 +195,8 @@ def _on_memory(w: Writer, form: Form, at: Slot, words: np.ndarray, first: np.nda
 
 # ---- asynchronous copies of a thread
 
-COPIES = (isa.CP_ASYNC, isa.CP_ASYNC_ZFILL, isa.CP_ASYNC_CG, isa.CP_ASYNC_CG_ZFILL)
+COPIES = (isa.CP_ASYNC, isa.CP_ASYNC_ZFILL, isa.CP_ASYNC_CG, isa.CP_ASYNC_CG_ZFILL, isa.CP_ASYNC_HINT,
+          isa.CP_ASYNC_ZFILL_HINT, isa.CP_ASYNC_CG_HINT, isa.CP_ASYNC_CG_ZFILL_HINT)
 
 
 def copies(row: Instr) -> Kernel:
@@ -207,7 +209,9 @@ def copies(row: Instr) -> Kernel:
     (size,) = (s for s in form.slots if s.name == "size")
     for nbytes in size.values:
       w.b(isa.ST_SHARED, w.b.addr(own), [0x5A5A_5A5A] * 4, vec="v4", type="b32")
-      extra = [w.load("b32", rng.integers(0, nbytes + 1, THREADS).astype(np.uint32))] if len(form.slots) == 4 else []
+      names = [s.name for s in form.slots]
+      extra = [w.load("b32", rng.integers(0, nbytes + 1, THREADS).astype(np.uint32))] if "src_size" in names else []
+      extra += [w.b.new(isa.CREATEPOLICY, 1.0, l2="L2::evict_last")] if "policy" in names else []
       w.b(form, w.b.addr(own), source, nbytes, *extra)
       w.b(isa.CP_ASYNC_COMMIT)
       w.b(isa.CP_ASYNC_WAIT_GROUP, 0)

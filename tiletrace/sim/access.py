@@ -78,7 +78,7 @@ def _locator(m: Machine, op: Op, name: str, nbytes: int) -> Locate:
 # ---- loads and stores
 
 
-@effect(isa.LD_GLOBAL, isa.LD_SHARED, isa.LD_CLUSTER, isa.LD_SYNC)
+@effect(isa.LD_GLOBAL, isa.LD_GLOBAL_HINT, isa.LD_SHARED, isa.LD_CLUSTER, isa.LD_SYNC)
 def _load(m: Machine, op: Op) -> Act:
   slot, d = op.inst.form.slots[0], op.inst.operands[0]
   regs = d if isinstance(d, tuple) else (d,)
@@ -116,7 +116,7 @@ def _demand_constant(m: Machine, threads: np.ndarray, addresses: np.ndarray) -> 
                     threads=threads, addresses=addresses)
 
 
-@effect(isa.ST_GLOBAL, isa.ST_SHARED, isa.ST_CLUSTER, isa.ST_SYNC)
+@effect(isa.ST_GLOBAL, isa.ST_GLOBAL_HINT, isa.ST_SHARED, isa.ST_CLUSTER, isa.ST_SYNC)
 def _store(m: Machine, op: Op) -> Act:
   slot, x = op.inst.form.slots[1], op.inst.operands[1]
   size = width(slot.type) // 8

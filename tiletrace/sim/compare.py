@@ -33,7 +33,7 @@ from tiletrace.sim.tolerances import bounds
 MOST_ELEMENTS = 1 << 24          # of a launch's operands and results together
 _SEEDS = (1, 2)                  # of how rounded operations are moved
 _MORE_PLACES, _FARTHER = 2, 4    # than under those seeds: wrong
-_STORES = frozenset({isa.ST_GLOBAL, isa.TMA_STORE, isa.TMA_STORE_HINT, isa.BULK_STORE})
+_STORES = frozenset({isa.ST_GLOBAL, isa.ST_GLOBAL_HINT, isa.TMA_STORE, isa.TMA_STORE_HINT, isa.BULK_STORE})
 
 
 def kind_of(graph: TileGraph) -> str:

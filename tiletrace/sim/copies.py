@@ -100,13 +100,14 @@ def _copies(m: Machine) -> Copies:
   return m.unit(Copies)
 
 
-@effect(isa.CP_ASYNC, isa.CP_ASYNC_ZFILL, isa.CP_ASYNC_CG, isa.CP_ASYNC_CG_ZFILL)
+@effect(isa.CP_ASYNC, isa.CP_ASYNC_ZFILL, isa.CP_ASYNC_CG, isa.CP_ASYNC_CG_ZFILL, isa.CP_ASYNC_HINT,
+        isa.CP_ASYNC_ZFILL_HINT, isa.CP_ASYNC_CG_HINT, isa.CP_ASYNC_CG_ZFILL_HINT)
 def _cp_async(m: Machine, op: Op) -> Act:
   copies, bars, slots, operands = _copies(m), mbarriers(m), op.inst.form.slots, op.inst.operands
   row, offset = shared_addresses(m, operands[0], slots[0])
   source, size = global_addresses(m, op, "src"), operands[2]
   assert isinstance(size, int)
-  some = m.registers.source(operands[3], slots[3]) if len(slots) > 3 else None
+  some = m.registers.source(operands[3], slots[3]) if len(slots) > 3 and slots[3].name == "src_size" else None
 
   def act(s: Strand, threads: np.ndarray, at: Any) -> None:
     target = local(m, row, offset, threads, at)

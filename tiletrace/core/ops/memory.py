@@ -15,7 +15,6 @@ from tiletrace.core.errors import ResourceError, TileIndexError, TileTypeError
 from tiletrace.core.graph import Atom, Eqn, Literal, Primitive, RefOperand
 from tiletrace.core.indexed import Indexed, has_index_tiles, indexed
 from tiletrace.core.operands import check, literal, operand, python_number, refuse_keywords, tile_types
-from tiletrace.core.ops.barrier import Barrier
 from tiletrace.core.ops.elementwise import where
 from tiletrace.core.ops.shape import broadcast_in_dim, reshape, spread, static_size_tuple
 from tiletrace.core.printer import Printer, print_rules
@@ -23,7 +22,7 @@ from tiletrace.core.ref import Ref, describe, ds, plain_name, static_shape, view
 from tiletrace.core.rules import effect_rules, type_rules
 from tiletrace.core.source import user_frame, user_loc
 from tiletrace.core.tile import METHODS, MeshIndex, Tile, bind_tile
-from tiletrace.core.trace import bind, current
+from tiletrace.core.trace import bind
 from tiletrace.core.types import BarrierType, RefType, Space, TileType, View
 
 alloc_p = Primitive("alloc")
@@ -35,11 +34,11 @@ commit_group_p = Primitive("commit_group", level=0)
 wait_group_p = Primitive("wait_group", level=0)
 
 REGISTER_FILE = 65536 * 4  # bytes of one SM: no tile value is larger
-_DISPATCH = {"copy": (None, "tma", "cp_async", "vector", "scalar"), "copy_async": (None, "tma", "cp_async")}
-_GROUPS = ("bulk", "cp_async")
-_COPY_WORDS = {
+GROUPS = ("bulk", "cp_async")
+EVICTION = (None, "evict_first", "evict_last")
+COPY_WORDS = {
   "coalesced_width": "the vector width follows from the layouts", "disable_tma": 'dispatch="cp_async"',
-  "eviction_policy": "caches are not steered here", "other": "fill_value=", "val": "tt.store(ref, value)",
+  "other": "fill_value=", "val": "tt.store(ref, value)",
 }
 _ALLOC_WORDS = {"scope": "the function says it: alloc_shared or alloc_fragment", "init": "ref[...] = value",
                 "swizzle": "layout=tt.swizzle(128)"}
@@ -96,7 +95,7 @@ def _copy_type(eqn: Eqn) -> tuple[()]:
 
 @type_rules.register(commit_group_p, wait_group_p)
 def _group_type(eqn: Eqn) -> tuple[()]:
-  check(eqn.params["kind"] in _GROUPS, f"{eqn.primitive}: kind {eqn.params['kind']!r}")
+  check(eqn.params["kind"] in GROUPS, f"{eqn.primitive}: kind {eqn.params['kind']!r}")
   return ()
 
 
@@ -152,13 +151,14 @@ def _print_store(eqn: Eqn, p: Printer) -> str:
 def _print_copy(eqn: Eqn, p: Printer) -> str:
   src, dst = eqn.refs
   barrier = " on {}[{}]".format(*map(p.atom, eqn.values)) if eqn.values else ""
-  return (f"{p.ref(dst)} <- {eqn.primitive}{p.params(eqn, 'fill_value')} {p.ref(src)}{barrier}"
+  return (f"{p.ref(dst)} <- {eqn.primitive}{p.params(eqn, 'fill_value', 'eviction_policy')} {p.ref(src)}{barrier}"
           f"{_print_options(eqn, p, ())}")
 
 
 def _print_options(eqn: Eqn, p: Printer, mask: Sequence[Atom]) -> str:
-  fill = eqn.params.get("fill_value", 0)
-  return (f" fill_value={fill!r}" if fill != 0 else "") + "".join(f" mask={p.atom(m)}" for m in mask)
+  fill, policy = eqn.params.get("fill_value", 0), eqn.params.get("eviction_policy")
+  return ((f" fill_value={fill!r}" if fill != 0 else "") + (f" {policy}" if policy else "")
+          + "".join(f" mask={p.atom(m)}" for m in mask))
 
 
 # --- allocation
@@ -238,7 +238,7 @@ def alloc_fragment(shape: Any, dtype: Any, *, layout: Hashable = None, **unknown
 
 # --- loads and stores
 
-def _ref_argument(x: Any, what: str, hint: str | None = None) -> Ref:
+def ref_argument(x: Any, what: str, hint: str | None = None) -> Ref:
   if isinstance(x, Ref):
     return x
   if isinstance(x, Tile):
@@ -264,6 +264,17 @@ def tile_of(ref: Ref | Indexed, what: str) -> tuple[int, ...]:
   if 0 in shape:
     raise TileTypeError(f"{what}: {describe(ref)} has no elements", loc=user_loc())
   return shape
+
+
+def evicted(what: str, policy: str | None, *refs: Any) -> dict[str, str]:
+  """The parameter that says how long L2 keeps what is read or written; nothing where nobody asks."""
+  if policy not in EVICTION:
+    raise TileTypeError(f"{what}: eviction_policy is {policy!r}", loc=user_loc(),
+                        hint="one of " + ", ".join(repr(x) for x in EVICTION))
+  if policy is not None and not any(isinstance(r, Ref) and r.type.space is Space.GLOBAL for r in refs):
+    raise TileTypeError(f"{what}: eviction_policy={policy!r}, but no block of global memory is read or written",
+                        loc=user_loc(), hint="L2 holds global memory; drop eviction_policy=")
+  return {} if policy is None else {"eviction_policy": policy}
 
 
 def fill_operand(fill_value: Any, dtype: np.dtype, what: str) -> bool | int | float:
@@ -299,13 +310,15 @@ def _broadcast(x: Tile, shape: tuple[int, ...], what: str) -> Tile:
   return spread(x, shape)
 
 
-def load(ref: Any, *, fill_value: Any = 0, mask: Any = None, **unknown: Any) -> Tile:
+def load(ref: Any, *, fill_value: Any = 0, mask: Any = None, eviction_policy: str | None = None, **unknown: Any
+         ) -> Tile:
   """The value of a view. Elements past an edge, or where `mask` is False, are `fill_value`.
 
   Args:
     ref: a reference or view of static shape.
     fill_value: Python number of the reference's kind.
     mask: bool tile that broadcasts to the view's shape, or a scalar.
+    eviction_policy: "evict_first" of what nobody reads again, "evict_last" of what should stay in L2.
   Raises:
     TileTypeError, ResourceError: not a reference, a dynamic shape, or more than the registers hold.
 
@@ -316,24 +329,26 @@ def load(ref: Any, *, fill_value: Any = 0, mask: Any = None, **unknown: Any) -> 
     >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((4,), x.dtype), grid=1)(x)
     Array([ 4,  5, -1, -1], dtype=int32)
   """
-  refuse_keywords("load", unknown, _COPY_WORDS)
+  refuse_keywords("load", unknown, COPY_WORDS)
+  policy = evicted("load", eviction_policy, ref)
   if isinstance(ref, Indexed):
     return METHODS["gather"](ref, fill_value, mask)
-  ref = _ref_argument(ref, "load: ref", "a value needs no load; write ref.at[...] for a view")
+  ref = ref_argument(ref, "load: ref", "a value needs no load; write ref.at[...] for a view")
   shape = tile_of(ref, "load")
   if mask is not None and ref.type.space is not Space.GLOBAL:  # nothing to protect: every element is there
     return where(_plain(*mask_operand(mask, shape, "load")), load(ref), fill_operand(fill_value, ref.dtype, "load"))
   return bind_tile(load_p, (*ref.operands, *mask_operand(mask, shape, "load")), views=(ref.view,),
-                   fill_value=fill_operand(fill_value, ref.dtype, "load"))
+                   fill_value=fill_operand(fill_value, ref.dtype, "load"), **policy)
 
 
-def store(ref: Any, value: Any, *, mask: Any = None, **unknown: Any) -> None:
+def store(ref: Any, value: Any, *, mask: Any = None, eviction_policy: str | None = None, **unknown: Any) -> None:
   """Writes `value` to a view; elements past an edge, or where `mask` is False, are dropped.
 
   Args:
     ref: a writable reference or view of static shape.
     value: a scalar, or a tile of the reference's dtype and rank whose size-1 dimensions are repeated.
     mask: bool tile that broadcasts to the view's shape, or a scalar.
+    eviction_policy: as for tt.load.
   Raises:
     TileTypeError: the dtype or shape does not fit, or the reference is an input.
 
@@ -345,8 +360,9 @@ def store(ref: Any, value: Any, *, mask: Any = None, **unknown: Any) -> None:
     >>> tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=1)(x)
     Array([0, 1, 2, 3, 0, 0], dtype=int32)
   """
-  refuse_keywords("store", unknown, _COPY_WORDS)
-  ref = ref if isinstance(ref, Indexed) else _ref_argument(
+  refuse_keywords("store", unknown, COPY_WORDS)
+  policy = evicted("store", eviction_policy, ref)
+  ref = ref if isinstance(ref, Indexed) else ref_argument(
     ref, "store: ref", "a tile value is immutable; store into a reference: ref[...] = v")
   if isinstance(value, Ref):
     raise TileTypeError(f"store: the stored {describe(value)} is a reference, not a value", loc=user_loc(),
@@ -361,7 +377,7 @@ def store(ref: Any, value: Any, *, mask: Any = None, **unknown: Any) -> None:
     store(ref, where(_plain(*mask_operand(mask, shape, "store")), _plain(stored_operand(x, ref, shape)), load(ref)))
     return
   operands = (*ref.operands, stored_operand(x, ref, shape), *mask_operand(mask, shape, "store"))
-  bind(store_p, operands, dict(views=(ref.view,)))
+  bind(store_p, operands, dict(views=(ref.view,), **policy))
 
 
 def stored_operand(x: Any, ref: Ref, shape: tuple[int, ...], what: str = "store") -> Tile | Literal:
@@ -467,131 +483,6 @@ def _mesh_view(ref: Ref, items: list[Any]) -> tuple[Ref, tuple[int | None, ...]]
   perm = tuple(p for _, p in sorted(zip(axes, view.view.perm)))
   ordered = view.with_view(View(view.view.dims, perm))
   return ordered, tuple(n if k in axes else None for k, n in enumerate(mesh))
-
-
-# --- copies
-
-def _copy_operands(what: str, src: Any, dst: Any, dispatch: str | None) -> tuple[Ref, Ref]:
-  src = _ref_argument(src, f"{what}: src", "a[...] loads; write a.at[...] for a view")
-  dst = _ref_argument(dst, f"{what}: dst", "dst[...] loads; write dst.at[...] for a view")
-  writable(dst, what)
-  for ref, name in ((src, "src"), (dst, "dst")):
-    static_shape(ref, f"{what}: {name}")
-  if src.shape != dst.shape:
-    hint = None
-    if src.ndim != dst.ndim:
-      hint = "an integer index removes its dimension; for a block write tt.block(i, size) or tt.ds(start, size)"
-    raise TileTypeError(f"{what}: shapes differ, src {describe(src)}, dst {describe(dst)}", loc=user_loc(), hint=hint)
-  if src.dtype != dst.dtype:
-    raise TileTypeError(f"{what} does not convert, src is {describe(src)}, dst is {describe(dst)}", loc=user_loc(),
-                        hint=f"{plain_name(dst)}[...] = {plain_name(src)}[...].astype({plain_name(dst)}.dtype)")
-  if dispatch not in _DISPATCH[what]:
-    raise TileTypeError(f"{what}: dispatch is {dispatch!r}", loc=user_loc(),
-                        hint="one of " + ", ".join(repr(d) for d in _DISPATCH[what]))
-  return src, dst
-
-
-def copy(src: Any, dst: Any, *, fill_value: Any = 0, dispatch: str | None = None, **unknown: Any) -> None:
-  """Copies one view to another of the same shape and dtype.
-
-  Args:
-    src, dst: references or views; what hangs over an edge of src arrives as `fill_value`, over one of dst is dropped.
-    fill_value: Python number.
-    dispatch: force an implementation: "tma", "cp_async", "vector" or "scalar".
-  Raises:
-    TileTypeError: shapes or dtypes differ, a value instead of a reference, dst is an input.
-
-  Example:
-    >>> def kernel(x, y):
-    ...   s = tt.alloc_shared((16, 32), x.dtype)
-    ...   tt.copy(x.at[tt.block(1, 16), :], s)
-    ...   y[...] = s[...]
-    >>> x = jnp.ones((32, 32))
-    >>> tt.tile_call(kernel, jax.ShapeDtypeStruct((16, 32), x.dtype), grid=1)(x).sum()
-    Array(512., dtype=float32)
-  """
-  refuse_keywords("copy", unknown, _COPY_WORDS)
-  if isinstance(src, Indexed) or isinstance(dst, Indexed):
-    METHODS["indexed_copy"](src, dst, fill_value, dispatch)
-    return
-  src, dst = _copy_operands("copy", src, dst, dispatch)
-  spaces = {src.type.space, dst.type.space}
-  if Space.FRAGMENT in spaces or spaces == {Space.GLOBAL}:  # through registers, as the author would write it
-    if dispatch is not None:
-      raise TileTypeError(f"copy: dispatch={dispatch!r} does not apply, {describe(src)} to {describe(dst)} is a load "
-                          "and a store", loc=user_loc(), hint="drop dispatch=")
-    store(dst, load(src, fill_value=fill_value))
-    return
-  bind(copy_p, (*src.operands, *dst.operands),
-       dict(views=(src.view, dst.view), fill_value=fill_operand(fill_value, src.dtype, "copy"), dispatch=dispatch))
-
-
-def copy_async(src: Any, dst: Any, *, barrier: Barrier | None = None, fill_value: Any = 0, dispatch: str | None = None,
-               multicast: tuple[int, ...] = (), **unknown: Any) -> None:
-  """Starts a copy (level 0) that completes on `barrier`, or in the group that tt.commit_group closes.
-
-  Args:
-    src, dst: as for tt.copy.
-    barrier: `full[slot]`, which counts dst's bytes down; None: a bulk or cp.async group.
-    dispatch: "tma" or "cp_async".
-    multicast: axes of the grid along which the CTAs of a cluster, all of which make this copy, share it: each brings
-      its part of the bytes to the same place of all of them, and completes on the same barrier of all of them.
-
-  Example:
-    >>> def kernel(x, y):
-    ...   s = tt.alloc_shared((16, 32), x.dtype)
-    ...   tt.copy_async(x, s, dispatch="cp_async")
-    ...   tt.commit_group(kind="cp_async")
-    ...   tt.wait_group(kind="cp_async")
-    ...   tt.sync()
-    ...   y[...] = s[...]
-    >>> x = jnp.ones((16, 32))
-    >>> tt.tile_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=1)(x).sum()
-    Array(512., dtype=float32)
-  """
-  refuse_keywords("copy_async", unknown, _COPY_WORDS)
-  src, dst = _copy_operands("copy_async", src, dst, dispatch)
-  if barrier is not None and not isinstance(barrier, Barrier):
-    raise TileTypeError(f"copy_async: barrier is {type(barrier).__name__}", loc=user_loc(),
-                        hint="select one of tt.alloc_barrier's: barrier=full[slot]")
-  shared = dict(multicast=_multicast(multicast, barrier)) if multicast else {}
-  bind(copy_async_p, (*src.operands, *dst.operands, *(barrier.operands if barrier is not None else ())),
-       dict(views=(src.view, dst.view), fill_value=fill_operand(fill_value, src.dtype, "copy_async"), dispatch=dispatch,
-            **shared))
-
-
-def _multicast(axes: tuple[int, ...], barrier: Barrier | None) -> tuple[int, ...]:
-  cluster = current().options.cluster or ()
-  wide = tuple(a for a, n in enumerate(cluster) if n > 1)
-  if barrier is None or not set(axes) <= set(wide):
-    raise TileTypeError(f"copy_async: multicast={axes!r} along the axes {wide} of the cluster, on a barrier",
-                        loc=user_loc(), hint="tile_call(cluster=...) says how many CTAs along each axis of the grid")
-  return tuple(sorted(axes))
-
-
-def commit_group(*, kind: str = "bulk") -> None:
-  """Closes the group of asynchronous copies started so far (level 0). `kind`: "bulk" or "cp_async".
-
-  The example of `tt.copy_async` uses it.
-  """
-  _kind("commit_group", kind)
-  bind(commit_group_p, (), dict(kind=kind))
-
-
-def wait_group(n: int = 0, *, kind: str = "bulk", read: bool = False) -> None:
-  """Waits until at most `n` groups are pending (level 0); `read`: until their sources may be overwritten.
-
-  The example of `tt.copy_async` uses it.
-  """
-  _kind("wait_group", kind)
-  if isinstance(n, bool) or not isinstance(n, int) or n < 0:
-    raise TileTypeError(f"wait_group: n is {n!r}, it must be a Python int >= 0", loc=user_loc())
-  bind(wait_group_p, (), dict(kind=kind, n=n, read=bool(read)))
-
-
-def _kind(what: str, kind: str) -> None:
-  if kind not in _GROUPS:
-    raise TileTypeError(f"{what}: kind is {kind!r}", loc=user_loc(), hint='"bulk" or "cp_async"')
 
 
 METHODS.update(ref_at=ref_at, ref_getitem=ref_getitem, ref_setitem=ref_setitem)

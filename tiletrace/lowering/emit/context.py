@@ -57,6 +57,7 @@ class EmitContext:
     scope: the active threads.
     cache_hints: modifiers of the loads of an array.
     kept: literals that are in registers from the kernel's beginning, once some equation has asked for them.
+    policies: cache policies, alike.
   """
 
   def __init__(self, graph: TileGraph, layouts: dict[Var, Layout], offsets: dict[Var, int], target: Target,
@@ -76,6 +77,7 @@ class EmitContext:
     self.cache_hints = cache_hints(graph)
     self.masks = kept_masks(graph)
     self.kept: dict[int, Reg] = {}
+    self.policies: dict[str, Reg] = {}
 
   # ---- the environment
 
@@ -264,6 +266,12 @@ class EmitContext:
     for eqn in block.eqns:
       with self.b.at(eqn.loc):
         emit_rules[eqn.primitive](self, eqn)
+
+  def policy(self, name: str) -> Reg:
+    """The register that will hold a cache policy."""
+    if name not in self.policies:
+      self.policies[name] = self.b.reg("b64")
+    return self.policies[name]
 
   def map_address(self, tensor_map: TensorMap) -> Reg:
     """The register that will hold the generic address of a tensor map's parameter."""

@@ -5,6 +5,7 @@ import dataclasses
 
 from tiletrace.core.graph import Eqn
 from tiletrace.core.types import Space
+from tiletrace.lowering.emit import policies
 from tiletrace.lowering.emit.context import EmitContext
 from tiletrace.lowering.emit.global_access import GlobalAccess
 from tiletrace.lowering.emit.memory import collect, scatter
@@ -26,10 +27,11 @@ def emit_cp_async(ctx: EmitContext, eqn: Eqn) -> None:
     in_view = access.in_view(group[0])
     if inside is None:
       row = isa.CP_ASYNC_CG if size == 16 else isa.CP_ASYNC
-      b(row, target, address, size, pred=in_view)
+      policies.access(ctx, eqn, row, target, address, size, pred=in_view)
     else:
       row = isa.CP_ASYNC_CG_ZFILL if size == 16 else isa.CP_ASYNC_ZFILL
-      b(row, target, address, size, b.new(isa.SELP, size, 0, inside, type="u32"), pred=in_view)
+      kept = b.new(isa.SELP, size, 0, inside, type="u32")
+      policies.access(ctx, eqn, row, target, address, size, kept, pred=in_view)
 
 
 def emit_copy_through_registers(ctx: EmitContext, eqn: Eqn) -> None:
@@ -47,7 +49,7 @@ def emit_copy_through_registers(ctx: EmitContext, eqn: Eqn) -> None:
     return
   outside = GlobalAccess(ctx, dst, eqn.params["guard"], layout, storing=True)
   size, groups = outside.groups(eqn.params["vec"])
-  scatter(ctx, value, groups, size, lambda i, regs, kind: _global_store(ctx, outside, groups[i][0], regs, kind))
+  scatter(ctx, value, groups, size, lambda i, regs, kind: _global_store(ctx, eqn, outside, groups[i][0], regs, kind))
 
 
 def _emit_load_to_shared(ctx: EmitContext, eqn: Eqn) -> None:
@@ -61,7 +63,7 @@ def _emit_load_to_shared(ctx: EmitContext, eqn: Eqn) -> None:
 
   def load(part: _Part) -> Elements:
     return collect(ctx, dtype, len(part.registers), part.local(part.loads), size, lambda i, regs, kind: _global_load(
-        ctx, outside, part.loads[i][0], regs, kind), eqn, fill)
+        ctx, eqn, outside, part.loads[i][0], regs, kind), eqn, fill)
 
   def store(part: _Part, value: Elements) -> None:
     at = [inside.groups.index(g) for g in part.stores]
@@ -118,11 +120,11 @@ def _parts(loads: list[list[int]], stores: list[list[int]], at_most: int) -> lis
   return parts
 
 
-def _global_load(ctx: EmitContext, access: GlobalAccess, reg: int, regs, kind) -> None:
+def _global_load(ctx: EmitContext, eqn: Eqn, access: GlobalAccess, reg: int, regs, kind) -> None:
   address, pred = access.at(reg)
-  ctx.b(isa.LD_GLOBAL, regs, address, pred=pred, **kind)
+  policies.access(ctx, eqn, isa.LD_GLOBAL, regs, address, pred=pred, **kind)
 
 
-def _global_store(ctx: EmitContext, access: GlobalAccess, reg: int, regs, kind) -> None:
+def _global_store(ctx: EmitContext, eqn: Eqn, access: GlobalAccess, reg: int, regs, kind) -> None:
   address, pred = access.at(reg)
-  ctx.b(isa.ST_GLOBAL, address, regs, pred=pred, **kind)
+  policies.access(ctx, eqn, isa.ST_GLOBAL, address, regs, pred=pred, **kind)

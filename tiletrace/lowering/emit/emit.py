@@ -121,14 +121,16 @@ def _pointers(ctx: EmitContext, entry: Entry, roots: list) -> None:
 
 
 def _at_head(ctx: EmitContext, entry: Entry, head: int) -> None:
-  """Masks that stay in registers, and generic addresses of the tensor maps, prefetched by one thread: placed where they
-  dominate every use."""
+  """Masks and policies that stay in registers, and generic addresses of tensor maps, prefetched by one thread: placed
+  where they dominate every use."""
   maps = ctx.maps.maps
   entry.params = (*entry.params, *(Param(f"map{i}", "tensormap") for i in range(len(maps))))
   body, entry.body = entry.body, []
   b = ctx.b
   for value, register in ctx.kept.items():
     b(isa.MUL_LO, register, b.special("ntid.y"), value, type="u32")
+  for policy, register in ctx.policies.items():
+    b(isa.CREATEPOLICY, register, 1.0, l2=f"L2::{policy}")
   for i, m in enumerate(maps):
     address = ctx.maps.addresses[m]
     raw = b.new(isa.MOV_SYMBOL, entry.param(f"map{i}"), type="u64")

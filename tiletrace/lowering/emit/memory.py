@@ -8,7 +8,7 @@ from tiletrace.core.errors import LoweringError
 from tiletrace.core.graph import Atom, Eqn, RefOperand, Var
 from tiletrace.core.ops import memory as ops
 from tiletrace.core.types import Space
-from tiletrace.lowering.emit import addressing, narrow
+from tiletrace.lowering.emit import addressing, narrow, policies
 from tiletrace.lowering.emit.context import EmitContext, emit_rules
 from tiletrace.lowering.emit.global_access import GlobalAccess
 from tiletrace.lowering.emit.shared_access import SharedAccess
@@ -279,7 +279,7 @@ def _load_global(ctx: EmitContext, eqn: Eqn) -> None:
   def load(i: int, regs, kind) -> None:
     address, pred = access.at(groups[i][0])
     pred = access.both(pred, mask_of(mask, groups[i]))
-    ctx.b(isa.LD_GLOBAL, regs, address, pred=pred, **hints, **kind)
+    policies.access(ctx, eqn, isa.LD_GLOBAL, regs, address, pred=pred, **hints, **kind)
 
   ctx.bind(out, collect(ctx, ref.type.dtype, access.count, groups, vec_bytes, load, eqn, fill))
 
@@ -294,7 +294,7 @@ def _store_global(ctx: EmitContext, eqn: Eqn) -> None:
   def store(i: int, regs, kind) -> None:
     address, pred = access.at(groups[i][0])
     pred = access.both(pred, mask_of(mask, groups[i]))
-    ctx.b(isa.ST_GLOBAL, address, regs, pred=pred, **kind)
+    policies.access(ctx, eqn, isa.ST_GLOBAL, address, regs, pred=pred, **kind)
 
   scatter(ctx, stored_value(ctx, value, access.count), groups, vec_bytes, store)
 

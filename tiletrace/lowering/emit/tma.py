@@ -8,7 +8,7 @@ from typing import Any
 from tiletrace.core.graph import Eqn, RefOperand
 from tiletrace.core.ops import memory as ops
 from tiletrace.core.types import Dyn, Space
-from tiletrace.lowering.emit import barrier
+from tiletrace.lowering.emit import barrier, policies
 from tiletrace.lowering.emit.context import EmitContext, emit_rules
 from tiletrace.lowering.emit.cp_async import emit_copy_through_registers, emit_cp_async
 from tiletrace.lowering.emit.shared_access import place_of, shared_start
@@ -38,13 +38,13 @@ def _copy_async(ctx: EmitContext, eqn: Eqn) -> None:
   plan = tma_plan(outside, inside, ctx.layouts[inside.root], ctx.facts)
   assert isinstance(plan, TmaPlan), plan
   mbarrier = barrier.address(ctx, *eqn.values) if loading else None
-  _issue(ctx, outside, inside, plan, mbarrier, eqn.params.get("multicast", ()))
+  _issue(ctx, eqn, outside, inside, plan, mbarrier)
 
 
-def _issue(ctx: EmitContext, outside: RefOperand, inside: RefOperand, plan: TmaPlan, mbarrier: Addr | None,
-           multicast: tuple[int, ...]) -> None:
+def _issue(ctx: EmitContext, eqn: Eqn, outside: RefOperand, inside: RefOperand, plan: TmaPlan, mbarrier: Addr | None
+           ) -> None:
   """One instruction for each box. Of a multicast copy, this CTA's boxes only."""
-  b = ctx.b
+  b, multicast = ctx.b, eqn.params.get("multicast", ())
   place = place_of(ctx, inside)
   base, offset = shared_start(ctx, inside, place)
   swizzle, starts = _swizzle(ctx, inside), _starts(ctx, outside)
@@ -65,11 +65,11 @@ def _issue(ctx: EmitContext, outside: RefOperand, inside: RefOperand, plan: TmaP
     where = b.addr(base, offset + part.smem_bytes)
     dim = f"{len(coords)}d"
     if mask is not None and mbarrier is not None:
-      b(isa.TMA_LOAD_MULTICAST, where, address, coords, mbarrier, mask, dim=dim)
+      policies.access(ctx, eqn, isa.TMA_LOAD_MULTICAST, where, address, coords, mbarrier, mask, dim=dim)
     elif mbarrier is not None:
-      b(isa.TMA_LOAD, where, address, coords, mbarrier, dim=dim)
+      policies.access(ctx, eqn, isa.TMA_LOAD, where, address, coords, mbarrier, dim=dim)
     else:
-      b(isa.TMA_STORE, address, coords, where, dim=dim)
+      policies.access(ctx, eqn, isa.TMA_STORE, address, coords, where, dim=dim)
 
 
 def _place_in_cluster(ctx: EmitContext, axes: tuple[int, ...]) -> tuple[int, Reg, Reg]:

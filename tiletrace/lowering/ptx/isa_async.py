@@ -18,6 +18,12 @@ CP_ASYNC_CG = row("cp.async.cg.shared.global.{l2}", "[dst:b32], [src:b64], size:
                   l2="- L2::64B L2::128B L2::256B")
 CP_ASYNC_CG_ZFILL = row("cp.async.cg.shared.global.{l2}", "[dst:b32], [src:b64], size:16, src_size:u32", COPY,
                         l2="- L2::64B L2::128B L2::256B")
+CP_ASYNC_HINT = row("cp.async.ca.shared.global.L2::cache_hint", "[dst:b32], [src:b64], size:4/8/16, policy:^!b64", COPY)
+CP_ASYNC_ZFILL_HINT = row("cp.async.ca.shared.global.L2::cache_hint",
+                          "[dst:b32], [src:b64], size:4/8/16, src_size:u32, policy:^!b64", COPY)
+CP_ASYNC_CG_HINT = row("cp.async.cg.shared.global.L2::cache_hint", "[dst:b32], [src:b64], size:16, policy:^!b64", COPY)
+CP_ASYNC_CG_ZFILL_HINT = row("cp.async.cg.shared.global.L2::cache_hint",
+                             "[dst:b32], [src:b64], size:16, src_size:u32, policy:^!b64", COPY)
 CP_ASYNC_COMMIT = row("cp.async.commit_group", "", COPY)
 CP_ASYNC_WAIT_GROUP = row("cp.async.wait_group", "n:0..63", COPY)
 CP_ASYNC_WAIT_ALL = row("cp.async.wait_all", "", COPY)

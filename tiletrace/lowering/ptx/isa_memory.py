@@ -18,6 +18,11 @@ LD_GLOBAL = row("ld.global.{nc}.{l1}.{l2}.{vec}.{type}", "=d:~type*vec, [a:b64]"
                 l2="- L2::64B L2::128B L2::256B", vec="- v2 v4", type=_TYPES)
 ST_GLOBAL = row("st.global.{l1}.{vec}.{type}", "[a:b64], b:~type*vec", DATA, legal=_fits_16_bytes,
                 l1="- L1::no_allocate L1::evict_first L1::evict_last", vec="- v2 v4", type=_TYPES)
+# With a policy that CREATEPOLICY made.
+LD_GLOBAL_HINT = row("ld.global.{nc}.L2::cache_hint.{vec}.{type}", "=d:~type*vec, [a:b64], policy:^!b64", DATA,
+                     legal=_fits_16_bytes, nc="- nc", vec="- v2 v4", type="b8 b16 b32 u8 f32")
+ST_GLOBAL_HINT = row("st.global.L2::cache_hint.{vec}.{type}", "[a:b64], b:~type*vec, policy:^!b64", DATA,
+                     legal=_fits_16_bytes, vec="- v2 v4", type="b8 b16 b32 u8 f32")
 LD_SHARED = row("ld.shared.{vec}.{type}", "=d:~type*vec, [a:b32]", DATA, legal=_fits_16_bytes, vec="- v2 v4",
                 type=_TYPES)
 ST_SHARED = row("st.shared.{vec}.{type}", "[a:b32], b:~type*vec", DATA, legal=_fits_16_bytes, vec="- v2 v4",

@@ -156,6 +156,12 @@ class Builder:
     self.bind(control.for_loop_p, operands, {"kind": "range", "num_stages": 1, "unroll": 1}, (body,))
 
 
+def eviction(eqn: Eqn) -> dict[str, Any]:
+  """The parameter of a copy, load or store that says how long L2 keeps its block, for what takes its place."""
+  policy = eqn.params.get("eviction_policy")
+  return {} if policy is None else {"eviction_policy": policy}
+
+
 def _compact(view: View, dyn: list) -> tuple[View, tuple]:
   """Dynamic operands renumbered in the order of their use; unused ones dropped."""
   order: list[int] = []

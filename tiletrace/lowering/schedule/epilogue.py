@@ -9,7 +9,7 @@ from tiletrace.core.types import Dyn, Space, View, ViewDim
 from tiletrace.lowering.infer.shape import chunk_layout, cut_registers
 from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.layouts.shared import shared_layout
-from tiletrace.lowering.schedule.builder import Builder
+from tiletrace.lowering.schedule.builder import Builder, eviction
 from tiletrace.lowering.shared_views import stack
 
 COLUMNS = 64  # of a chunk: 128 bytes of 16-bit elements, one row of the swizzle
@@ -61,7 +61,7 @@ def expand_store(store: Eqn, staging: Staging, warpgroups: int, layouts: dict[Va
   ref, value = store.refs[0], store.values[0]
   assert isinstance(value, Var)
   if staging.by_columns:
-    _by_columns(b, ref, value, staging, layouts)
+    _by_columns(b, store, value, staging, layouts)
     return b.eqns
   rows, columns = ref.shape
   band = rows // warpgroups
@@ -79,14 +79,15 @@ def expand_store(store: Eqn, staging: Staging, warpgroups: int, layouts: dict[Va
       wg = b.bind(grid.warpgroup_id_p, (), {})[0]
       row = [b.mul(wg, band)]
     for c in range(count):
-      _send(send, ref, staging, c, first + c * COLUMNS, row, band)
+      _send(send, store, staging, c, first + c * COLUMNS, row, band)
     send.bind(memory.commit_group_p, (), {"kind": "bulk"})
     b.elect(send.block(), "warpgroup")
   return b.eqns
 
 
-def _by_columns(b: Builder, ref: RefOperand, value: Var, staging: Staging, layouts: dict[Var, Layout]) -> None:
+def _by_columns(b: Builder, store: Eqn, value: Var, staging: Staging, layouts: dict[Var, Layout]) -> None:
   """Some rows at a time, each warpgroup its own chunk of columns."""
+  ref = store.refs[0]
   (rows, columns), buffer, step = ref.shape, staging.buffer, staging.rows
   for first in range(0, rows, step):
     _wait_until_read(b)
@@ -104,7 +105,7 @@ def _by_columns(b: Builder, ref: RefOperand, value: Var, staging: Staging, layou
     wg = b.bind(grid.warpgroup_id_p, (), {})[0]
     source = View((ViewDim(Dyn(0), 1, squeezed=True), ViewDim(0, step), ViewDim(0, COLUMNS)), (1, 2))
     target = send.part(ref, ((first, step), (b.mul(wg, COLUMNS), COLUMNS)))
-    send.copy_async(RefOperand(buffer, source, (wg,)), target, None)
+    send.copy_async(RefOperand(buffer, source, (wg,)), target, None, **eviction(store))
     send.bind(memory.commit_group_p, (), {"kind": "bulk"})
     b.elect(send.block(), "warpgroup")
 
@@ -141,8 +142,9 @@ def _chunk(staging: Staging, c: int) -> View:
   return View((ViewDim(c, 1, squeezed=True), ViewDim(0, staging.rows), ViewDim(0, COLUMNS)), (1, 2))
 
 
-def _send(b: Builder, ref: RefOperand, staging: Staging, c: int, column: int, row: list, band: int) -> None:
+def _send(b: Builder, store: Eqn, staging: Staging, c: int, column: int, row: list, band: int) -> None:
   """One chunk of this warpgroup's rows: shared [band, 64] to global."""
   source_dims = (ViewDim(c, 1, squeezed=True), ViewDim(Dyn(0) if row else 0, band), ViewDim(0, COLUMNS))
   source = RefOperand(staging.buffer, View(source_dims, (1, 2)), tuple(row))
-  b.copy_async(source, b.part(ref, ((row[0] if row else 0, band), (column, COLUMNS))), None)
+  target = b.part(store.refs[0], ((row[0] if row else 0, band), (column, COLUMNS)))
+  b.copy_async(source, target, None, **eviction(store))

@@ -16,7 +16,7 @@ import dataclasses
 from tiletrace.core.graph import Atom, Block, Eqn, Literal, RefOperand
 from tiletrace.core.ops import elementwise, memory
 from tiletrace.core.types import Dyn
-from tiletrace.lowering.schedule.builder import Builder, RingState
+from tiletrace.lowering.schedule.builder import Builder, RingState, eviction
 from tiletrace.lowering.schedule.rings import Ring
 from tiletrace.lowering.schedule.slots import RingResources
 from tiletrace.lowering.select.memory import ThreadCopy
@@ -77,7 +77,7 @@ def fill(b: Builder, push: Push, loop: FillLoop | None) -> None:
     one.arrive_expect_tx(full, push.slot, sum(dst.type.dtype.itemsize * _size(dst) for _, _, dst in push.by_tma))
     for copy, src, dst in push.by_tma:
       issue = Builder(copy.loc)
-      issue.copy_async(src, dst, (full, push.slot))
+      issue.copy_async(src, dst, (full, push.slot), **eviction(copy))
       one.eqns += issue.eqns
     b.elect(one.block())
   if not ring.by_threads:
@@ -140,7 +140,7 @@ def _with_operands(copy: Eqn, src: RefOperand, dst: RefOperand, plan: ThreadCopy
   primitive = memory.copy_async_p if is_async(copy) else memory.copy_p
   return Eqn(primitive, (src.root, *src.dyn, dst.root, *dst.dyn), (), {
       "views": (src.view, dst.view), "fill_value": copy.params["fill_value"], "dispatch": copy.params["dispatch"],
-      **plan.params, "guard": guard}, copy.loc)
+      **plan.params, "guard": guard, **eviction(copy)}, copy.loc)
 
 
 def _inside(b: Builder, src: RefOperand, guard: tuple[int, ...]) -> list[Atom] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 import dataclasses
 
 from tiletrace.core.graph import Atom, Block, Eqn, Literal, RefOperand, TileGraph, Var, prefixed, walk
-from tiletrace.lowering.schedule.builder import Builder, RingState
+from tiletrace.lowering.schedule.builder import Builder, RingState, eviction
 from tiletrace.lowering.schedule.fill import FillLoop, Push, drain, fill, is_async, lag_of
 from tiletrace.lowering.schedule.mail import Mailbox, Phase
 from tiletrace.lowering.schedule.rings import Ring, is_tma
@@ -124,7 +124,8 @@ class Producer:
       b.arrive_expect_tx(resources.full, slot, resources.ring.nbytes)
       for copy, src, dst in moved:
         inner = Builder(copy.loc)
-        inner.copy_async(src, dst, (resources.full, slot), multicast=resources.multicast.get(copy, ()))
+        inner.copy_async(src, dst, (resources.full, slot), multicast=resources.multicast.get(copy, ()),
+                         **eviction(copy))
         b.eqns += inner.eqns
     state.advance(b)
     return b.eqns
