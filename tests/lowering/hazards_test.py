@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 
 import tiletrace as tt
-from tests.lowering.kernels import BF16, count, lower, matmul, struct
+from tests.lowering.kernels import BF16, count, lower, matmul, struct, variants
 
 
 def _syncs(kernel, *, shape=(256,), **call):
@@ -82,3 +82,38 @@ def test_copies_of_what_the_kernel_writes_are_not_made_ahead_by_a_producer():
 
 def test_the_gemm_needs_no_sync_of_all_threads():
   assert count(matmul(), "bar.sync\\s+0") == 1                  # after the barriers' initialisation
+
+
+@pytest.mark.parametrize(("otherwise", "looped", "syncs"), [(True, False, 0), (False, False, 1), (True, True, 1)])
+def test_two_branches_of_which_a_program_takes_one_need_no_sync_between_them(otherwise, looped, syncs):
+  def either(x, y):
+    with tt.when(x[0] > 0) as positive:
+      y[...] = x[...]
+    with positive.otherwise() if otherwise else tt.when(x[1] > 0):
+      y[0] = x[5]
+
+  def kernel(x, y):
+    if looped:
+      for _ in tt.range(2):
+        either(x, y)
+    else:
+      either(x, y)
+
+  assert _syncs(kernel) >= syncs if syncs else _syncs(kernel) == 0
+
+
+def test_a_tile_and_zeros_in_its_place_may_be_stored_by_tma():
+  def kernel(a, b, n, c):
+    a_s, b_s = tt.alloc_shared((64, 64), a.dtype), tt.alloc_shared((64, 64), b.dtype)
+    acc = tt.alloc_fragment((64, 64), "float32")
+    with tt.when(n[0] > 0) as some:
+      tt.copy(a, a_s)
+      tt.copy(b, b_s)
+      tt.gemm(a_s, b_s, acc, accumulate=False)
+      c[...] = acc[...].astype(c.dtype)
+    with some.otherwise():
+      c[...] = tt.zeros((64, 64), c.dtype)
+
+  square = struct(64, 64, dtype=BF16)
+  lowered = lower(kernel, [square, square, struct(1, dtype="int32")], square)
+  assert variants(lowered, "store")[0] == "tma"

@@ -49,7 +49,7 @@ def choose_attention_tiling(head_dim: int, keys: int, *, causal: bool = False, p
   if not plain and head_dim <= 128:
     return AttentionTiling(128, 128 if head_dim < 128 else 96, 2, 2)
   if head_dim == 64:
-    return AttentionTiling(192, 128, 3, 2, persistent=False)
+    return AttentionTiling(192, 128, 3, 2, persistent=causal and keys <= 8192)
   if head_dim == 96:
     return AttentionTiling(192, 96, 3, 2)
   if head_dim == 128:

@@ -63,3 +63,31 @@ def test_fragments_that_leave_no_registers_for_it_keep_the_epilogue_where_it_is(
   a, b, c = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((128, 256), (256, 128), (128, 128)))
   lowered = tt.tile_call(kernel, c, grid=1, persistent=True).lower(a, b)
   assert "not deferred: all fragments and the tile that leaves would take 256 registers" in lowered.as_text("schedule")
+
+
+def test_tiles_without_a_gemm_leave_the_one_that_waits_waiting():
+  """Of the programs every second one, and the last one, only store zeros."""
+  def kernel(a, b, c):
+    i, j = tt.program_id(0), tt.program_id(1)
+    rows, cols = tt.block(i, 128), tt.block(j, 128)
+    with tt.when((i + j) % 2 == 0) as owned:
+      a_s, b_s = tt.alloc_shared((128, 64), a.dtype), tt.alloc_shared((64, 128), b.dtype)
+      acc = tt.alloc_fragment((128, 128), jnp.float32)
+      acc[...] = 0
+      for k in tt.pipelined(3, num_stages=3):
+        tt.copy(a.at[rows, tt.block(k, 64)], a_s)
+        tt.copy(b.at[tt.block(k, 64), cols], b_s)
+        tt.gemm(a_s, b_s, acc)
+      c[rows, cols] = acc[...].astype(c.dtype)
+    with owned.otherwise():
+      c[rows, cols] = tt.zeros((128, 128), c.dtype)
+
+  a, b = (jax.random.normal(jax.random.key(i), s, jnp.bfloat16) for i, s in enumerate(((384, 192), (192, 512))))
+  lowered = tt.tile_call(kernel, jax.ShapeDtypeStruct((384, 512), jnp.bfloat16), grid=(3, 4), warpgroups=2,
+                         persistent=True).lower(a, b)
+  owned = (np.arange(384)[:, None] // 128 + np.arange(512) // 128) % 2 == 0
+  want = np.where(owned, np.asarray(a).astype(np.float64) @ np.asarray(b).astype(np.float64), 0)
+
+  assert "the epilogue is deferred" in lowered.as_text("schedule")
+  for num_sms in (1, 2, 5):
+    assert_close(lowered.simulate(a, b, num_sms=num_sms)[0], want, "gemm")
