@@ -1,6 +1,8 @@
 """grouped_matmul against float64: empty groups, ends within tiles, rows of no group; how its copies are made."""
 from __future__ import annotations
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,7 @@ from tests.kernels.arrays import normal
 from tests.lowering.kernels import notes, struct, variants
 from tests.tolerances import assert_close
 from tiletrace.kernels import grouped_matmul, grouped_matmul_reference
-from tiletrace.kernels.grouped_matmul import grouped_matmul_call
+from tiletrace.kernels.grouped_matmul import choose_tiling, grouped_matmul_call, plan
 
 BF16 = jnp.bfloat16
 
@@ -91,8 +93,53 @@ def test_any_sizes(seed):
   assert_close(lowered.simulate(*inputs, seed=seed)[0], product(*inputs), "gemm", f"{m} rows, {sizes}")
 
 
+@pytest.mark.parametrize("name", SIZES)
+def test_a_plan_names_each_row_once_with_its_group(name):
+  m, sizes = SIZES[name]
+  for bm in (64, 128):
+    g, first, end = np.asarray(plan(jnp.asarray(sizes, jnp.int32), m, bm))
+    assert g.shape == (-(-m // bm) + len(sizes),)
+    owners = np.full(m, -1)
+    for owner, a, b in zip(g, first, end):
+      rows = slice(a, max(a, min(a + bm, b)))
+      assert (owners[rows] == -1).all()
+      owners[rows] = owner
+    ends = np.cumsum(sizes)
+    np.testing.assert_array_equal(owners, np.searchsorted(ends, np.arange(m), side="right"))
+
+
+@pytest.mark.parametrize("persistent", [True, "dynamic"])
 @pytest.mark.parametrize("transpose_w", [False, True])
-def test_derivatives_are_ragged_dots(transpose_w):
+@pytest.mark.parametrize("name", SIZES)
+def test_planned_products_are_those_that_are_not(name, transpose_w, persistent):
+  m, sizes = SIZES[name]
+  if not m:
+    return
+  x, w, sizes = operands(m, sizes, 136, 264, transpose_w=transpose_w)
+  t = choose_tiling(m, 264, len(sizes))
+  inputs = x, w, sizes, np.asarray(plan(sizes, m, t.bm))
+  lowered = grouped_matmul_call(m, w.shape, BF16, transpose_w=transpose_w, tiling=t, planned=True,
+                                persistent=persistent).lower(*inputs)
+  assert "sent to the producer" not in notes(lowered) and "the epilogue is deferred" in notes(lowered)
+  assert variants(lowered, "store")[0] == "tma" and set(variants(lowered, "copy")) == {"tma"}
+  assert lowered.compile().memory_analysis()["spill_stores"] == 0
+  assert_close(lowered.simulate(*inputs, num_sms=3)[0], product(x, w, sizes, transpose_w=transpose_w), "gemm", name)
+
+
+def test_what_fills_the_gpu_several_times_is_planned():
+  def planned(m, n, k):
+    x, w = struct(m, k, dtype=BF16), struct(8, k, n, dtype=BF16)
+    return f"i32[3,{-(-m // 128) + 8}]" in str(jax.make_jaxpr(grouped_matmul)(x, w, struct(8, dtype=np.int32)))
+
+  assert planned(8192, 4096, 256) and not planned(512, 1024, 256)
+  assert not planned(8192, 4097, 256)                      # rows that TMA does not take
+
+
+@pytest.mark.parametrize("planned", [False, True])
+@pytest.mark.parametrize("transpose_w", [False, True])
+def test_derivatives_are_ragged_dots(transpose_w, planned, monkeypatch):
+  if planned:
+    monkeypatch.setattr(sys.modules["tiletrace.kernels.grouped_matmul"], "_WAVES", 0)
   x, w, sizes = operands(120, (50, 0, 33), 72, 40, transpose_w=transpose_w)
   weight = jax.random.normal(jax.random.key(3), (120, 40), jnp.float32)
 

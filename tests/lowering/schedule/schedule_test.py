@@ -95,6 +95,28 @@ def test_the_tile_loop_stands_in_every_role(persistent):
   assemble(lowered)
 
 
+@pytest.mark.parametrize(("filler", "chunks"), [(2976, 2), (2992, 1)])
+def test_staging_may_take_the_last_byte(filler, chunks):
+  """Beside it are six slots of 32 KB, twelve barriers, and the filler."""
+  def kernel(a, b, c):
+    left = tt.alloc_shared((filler // 4,), F32)
+    left[...] = tt.zeros((filler // 4,), F32)
+    a_s, b_s = tt.alloc_shared((128, 64), a.dtype), tt.alloc_shared((64, 128), b.dtype)
+    acc = tt.alloc_fragment((128, 128), F32)
+    acc[...] = left[tt.program_id(0)]
+    for k in tt.pipelined(8, num_stages=6):
+      tt.copy(a.at[:, tt.block(k, 64)], a_s)
+      tt.copy(b.at[tt.block(k, 64), :], b_s)
+      tt.gemm(a_s, b_s, acc)
+    c[...] = acc[...].astype(c.dtype)
+
+  lowered = lower(kernel, [struct(128, 512, dtype=BF16), struct(512, 128, dtype=BF16)], struct(128, 128, dtype=BF16),
+                  warpgroups=2)
+  assert [v.type.shape[0] for v in lowered.lowering.program.offsets if v.hint == "staging"] == [chunks]
+  assert chunks == 1 or lowered.lowering.program.smem_bytes == 232448
+  assemble(lowered)
+
+
 def test_staging_takes_what_the_rings_leave():
   big = matmul(bn=256, num_stages=4)
   small = matmul(bn=256, num_stages=3)
