@@ -12,7 +12,7 @@ import tiletrace as tt
 from tests.lowering.kernels import count, struct
 from tiletrace.kernels.layer_norm import layer_norm_call
 from tiletrace.kernels.rms_norm import rms_norm_call, rms_norm_kernel, rms_norm_reference
-from tiletrace.kernels.rows import plan_rows, ring_of_rows
+from tiletrace.kernels.rows import plan_rows, ring_of_rows, rows_of_pairs
 from tiletrace.kernels.softmax import softmax_backward_call, softmax_call
 
 BF16, F32 = jnp.bfloat16, np.float32
@@ -45,7 +45,7 @@ def test_48_kilobytes_are_in_flight_on_an_sm(shape):
   one = [rms_norm_call(shape, BF16).lower(x, None, None, None), softmax_call(shape, BF16).lower(x, None),
          layer_norm_call(shape, BF16).lower(x, None, None)]
   two = [softmax_backward_call(shape, BF16).lower(x, x)]
-  if ring_of_rows(shape, np.dtype(BF16), 2) is None:
+  if rows_of_pairs(shape, np.dtype(BF16), 2) or ring_of_rows(shape, np.dtype(BF16), 2) is None:
     two.append(rms_norm_call(shape, BF16, gate=True).lower(x, None, None, x))
   for lowered in one:
     assert in_flight(lowered.compile(), 1) >= 48 << 10, lowered.program.name
@@ -54,7 +54,7 @@ def test_48_kilobytes_are_in_flight_on_an_sm(shape):
 
 
 @pytest.mark.parametrize("arrays, dtype, shape", [
-  (2, BF16, (8192, 16384)), (3, BF16, (4096, 8192)), (2, F32, (4096, 12288))])
+  (2, np.float16, (8192, 16384)), (3, BF16, (4096, 8192)), (2, F32, (4096, 12288))])
 def test_rows_that_would_take_the_registers_of_an_sm_come_by_tma_through_a_ring(arrays, dtype, shape):
   plan = ring_of_rows(shape, np.dtype(dtype), arrays)
   assert plan is not None and plan.num_stages >= 2
@@ -63,6 +63,15 @@ def test_rows_that_would_take_the_registers_of_an_sm_come_by_tma_through_a_ring(
   assert [c.variant for c in lowered.choices if c.op == "copy"] == ["tma"] * arrays
   nbytes = arrays * shape[1] * np.dtype(dtype).itemsize
   assert lowered.compile().memory_analysis()["smem_bytes"] >= plan.num_stages * nbytes
+
+
+@pytest.mark.parametrize("n", [8200, 10240, 12296, 16384])
+@pytest.mark.parametrize("gamma", [None, BF16, F32])
+def test_long_rows_with_a_gate_stay_in_registers_as_pairs(n, gamma):
+  assert rows_of_pairs((8192, n), np.dtype(BF16), 2) is not None
+  x, v = struct(8192, n, dtype=BF16), None if gamma is None else struct(n, dtype=gamma)
+  compiled = rms_norm_call((8192, n), BF16, gate=True, silu=True).lower(x, v, None, x).compile()
+  assert compiled.memory_analysis()["spill_stores"] == 0 and compiled.memory_analysis()["registers"] <= 64
 
 
 @pytest.mark.parametrize("residual", [False, True])

@@ -10,7 +10,14 @@ import numpy as np
 
 import tiletrace as tt
 from tiletrace.kernels.arguments import float_array, number
-from tiletrace.kernels.rows import check_like, check_vector, flatten_rows, plan_rows, ring_of_rows
+from tiletrace.kernels.rows import (
+  check_like,
+  check_vector,
+  flatten_rows,
+  plan_rows,
+  ring_of_rows,
+  rows_of_pairs,
+)
 
 
 def rms_norm_kernel(x, gamma, residual, gate, y, h=None, *, rows, columns, eps, silu, num_stages=0):
@@ -124,7 +131,9 @@ def rms_norm_call(shape: tuple[int, ...], dtype: Any, *, residual: bool = False,
                   eps: float = 1e-6) -> tt.TileCall:
   """The call behind `rms_norm` for x of shape (m, n), of (x, gamma, residual, gate): it has stages to look at."""
   arrays = 1 + residual + gate
-  plan = ring_of_rows(shape, np.dtype(dtype), arrays) or plan_rows(shape, np.dtype(dtype), arrays, lean=True)
+  pairs = None if residual else rows_of_pairs(shape, np.dtype(dtype), arrays)             # a sum has 32 bits
+  plan = pairs or ring_of_rows(shape, np.dtype(dtype), arrays) or plan_rows(
+      shape, np.dtype(dtype), arrays, lean=True)
   like = jax.ShapeDtypeStruct(shape, dtype)
   return tt.tile_call(
       functools.partial(rms_norm_kernel, rows=plan.rows, columns=plan.columns, eps=eps, silu=silu,

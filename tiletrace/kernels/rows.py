@@ -13,6 +13,7 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import tiletrace as tt
@@ -96,6 +97,18 @@ def plan_rows(shape: tuple[int, ...], dtype: np.dtype, arrays: int = 1, *, lean:
         best = cost, RowPlan(rows, n, warpgroups, tt.cdiv(m, rows), ctas)
   plan = RowPlan(1, _CHUNK, 2, m, 3) if best is None else best[1]
   return dataclasses.replace(plan, overlap=m * n * arrays * dtype.itemsize <= _SHORT_BYTES)
+
+
+def rows_of_pairs(shape: tuple[int, ...], dtype: np.dtype, arrays: int) -> RowPlan | None:
+  """How long rows of two bf16 arrays stay in registers, where they are pairs until they are used: 512 threads hold 32
+  elements of each, and two CTAs share an SM. None where that is not so (what f16 takes to convert may spill), or where
+  more CTAs share one anyway."""
+  m, n = shape
+  if arrays != 2 or dtype != jnp.bfloat16 or n % 8 or n > 128 * _RING_WARPGROUPS * 32:
+    return None
+  if plan_rows(shape, dtype, arrays).ctas_per_sm > 1:
+    return None
+  return RowPlan(1, n, _RING_WARPGROUPS, m, ctas_per_sm=2)
 
 
 def ring_of_rows(shape: tuple[int, ...], dtype: np.dtype, arrays: int) -> RowPlan | None:
