@@ -97,11 +97,25 @@ def copied(view, *, shape=(200, 64), tile=(64, 64), dispatch=None, dtype=BF16, *
    "the view ends before the array along 2 dimensions, a tensor map can clip one"),
   (lambda x, n, k: x.at[0, 0, 0, tt.ds(0, n), :].at[tt.block(k, 64), :], (1, 1, 1, 200, 64),
    "the view ends before the array, and a tensor map that clips it would have 6 dimensions"),
-  (lambda x, n, k: x.at[tt.ds(n, 80), :].at[tt.ds(n + k - 1, 64), :], (200, 64),
+  (lambda x, n, k: x.at[tt.ds(n, 80), :].at[tt.block(k, 64), :], (200, 64),
+   "the view, which ends before the array, does not provably start inside it"),
+  (lambda x, n, k: x.at[tt.ds(tt.clip(n, 1, 99), 80), :].at[tt.ds(k - 1, 64), :], (200, 64),
    "the view does not provably start inside of the one that it is cut from"),
-], ids=["contiguous", "two", "five", "start"])
+], ids=["contiguous", "two", "five", "array", "view"])
 def test_what_a_tensor_map_cannot_clip_is_copied_by_threads(view, shape, reason):
   assert declined(copied(view, shape=shape), "copy")["tma"] == reason
+
+
+@pytest.mark.parametrize("view", [
+  lambda x, n, k: x.at[tt.ds(tt.clip(n, 0, 199), 80), :].at[tt.block(k, 64), :],
+  lambda x, n, k: x.at[tt.ds(0, n + 80), :].at[tt.ds(tt.maximum(n + k * 64, 0), 64), :]])
+def test_a_bound_of_the_first_row_is_enough_for_tma(view):
+  lowered = copied(view)
+  x = np.asarray(normal(3, 200, 64, dtype=BF16))
+  want = np.where(np.arange(128)[:, None] < 80, x[7:135], 0).reshape(2, 64, 64)
+
+  assert variants(lowered, "copy") == ["tma"]
+  np.testing.assert_array_equal(lowered.simulate(x, np.asarray([7], np.int32))[0], want)
 
 
 def test_a_dimension_that_a_call_decides_is_not_clipped():

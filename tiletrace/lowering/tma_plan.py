@@ -122,7 +122,8 @@ def _ends_refusal(ref: RefOperand) -> str | None:
 def start_refusal(ref: RefOperand, facts: Facts, *, proven: bool = True, storing: bool = False) -> str | None:
   """What TMA asks of where a view of global memory starts: a multiple of 16 bytes along the contiguous dimension, and,
   of a store, not before the array (kernels that did otherwise died of an illegal instruction on an H200); nor may the
-  rows that a store writes to end within such 16 bytes (it wrote them whole).
+  rows that a store writes to end within such 16 bytes (it wrote them whole). A view that ends before the array must
+  certainly start inside: its map begins before the array, where it would not clip.
 
   Args:
     proven: whether that must be certain; else only what certainly starts elsewhere is refused.
@@ -137,6 +138,8 @@ def start_refusal(ref: RefOperand, facts: Facts, *, proven: bool = True, storing
   if storing and any((s.lo if proven else s.hi) < 0 for s in starts):
     return "the view does not provably start inside the array"
   ends = ending_dim(ref)
+  if ends is not None and starts[ends].lo < 0:
+    return "the view, which ends before the array, does not provably start inside it"
   for edge in ref.view.dims[ends].edges if ends is not None else ():
     start, lo = (ref.dyn[p.index] if isinstance(p, Dyn) else p for p in (ref.view.dims[ends].start, edge[0]))  # type: ignore[index]
     if facts.difference(start, lo).lo < 0:
