@@ -1,13 +1,15 @@
 """Cases: the functions of tiletrace.kernels, at sizes that take each of their plans."""
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
 
 from tests.gpu.corpus import Case, case, f64, normal, on_a_gpu
 from tests.gpu.corpus_elementwise import DTYPES
-from tiletrace.kernels.grouped_matmul import grouped_matmul_call
+from tiletrace.kernels.flash_attention import AttentionRule, AttentionTiling, packed_attention_call
+from tiletrace.kernels.grouped_matmul import choose_tiling, grouped_matmul_call, plan
 from tiletrace.kernels.layer_norm import layer_norm_call
 from tiletrace.kernels.rms_norm import rms_norm_call
 from tiletrace.kernels.softmax import group_mask, grouped_softmax_call, softmax_backward_call, softmax_call
@@ -117,3 +119,36 @@ def grouped_matmul(rng, sizes):
     want[row:row + size] = f64(x)[row:row + size] @ f64(w)[g]
     row += size
   return Case(grouped_matmul_call(m, w.shape, x.dtype), (x, w, np.asarray(sizes, np.int32)), (want,), "gemm")
+
+
+@case(sizes=((128, 128), (70, 1, 129, 100), (0, 0, 150, 0, 50, 0), (0, 0, 0), (900,)))
+def grouped_matmul_planned(rng, sizes):
+  """Persistent programs by a plan: results leave by TMA, with the next tile's products in flight."""
+  m, k, n = sum(sizes) + 40, 192, 328
+  x, w = normal(rng, m, k, dtype=DTYPES["bf16"]), normal(rng, len(sizes), k, n, dtype=DTYPES["bf16"])
+  want, row = np.zeros((m, n)), 0
+  for g, size in enumerate(sizes):
+    want[row:row + size] = f64(x)[row:row + size] @ f64(w)[g]
+    row += size
+  sizes = np.asarray(sizes, np.int32)
+  tiles = np.asarray(plan(sizes, m, choose_tiling(m, n, len(sizes)).bm))
+  return Case(grouped_matmul_call(m, w.shape, x.dtype, planned=True), (x, w, sizes, tiles), (want,), "gemm")
+
+
+@case(starts=((0, 200), (0, 70, 70, 71, 190), (0, 130, 300)))
+def packed_attention(rng, starts):
+  """Rows that no sequence has are infinite: neither read nor written."""
+  t, n, h = starts[-1] + 30, 2, 64
+  q, k, v = (normal(rng, t, n, h, dtype=DTYPES["bf16"]) for _ in range(3))
+  want = np.full((t, n, h), np.nan)
+  for a, b in itertools.pairwise(starts):
+    logits = np.einsum("qnh,knh->nqk", f64(q)[a:b], f64(k)[a:b]) / 8
+    logits[:, np.triu(np.ones((b - a, b - a), bool), 1)] = -np.inf
+    p = np.exp(logits - logits.max(-1, keepdims=True, initial=-1e30))
+    want[a:b] = np.einsum("nqk,knh->qnh", p / p.sum(-1, keepdims=True), f64(v)[a:b])
+  v[starts[-1]:] = np.inf
+  longest = max(b - a for a, b in itertools.pairwise(starts))
+  call = packed_attention_call(q.shape, k.shape, len(starts) - 1, longest, q.dtype, AttentionTiling(128, 64, 2, 2),
+                               AttentionRule(0.125, None, 0, 0, None))
+  starts = np.asarray(starts, np.int32)
+  return Case(call, (q, k, v, starts, starts), (want,), "gemm")
