@@ -67,7 +67,7 @@ def _answer(eqn: Eqn, block: int, negated: Mapping[Atom, Atom]) -> tuple[Atom | 
 def _uses(eqn: Eqn, looped: bool, branches: tuple[tuple[Atom | Eqn, int], ...]) -> list[_Use]:
   if eqn.blocks:
     return []
-  commutes = eqn.params["op"] if eqn.primitive is atomic_p and not eqn.outvars else None
+  commutes = eqn.params["op"] if eqn.primitive is atomic_p and not eqn.outvars else eqn.params.get("reduce")
   return [_Use(eqn.refs[e.operand], e.access is Access.WRITE, looped, bool(eqn.params.get("dims")), commutes,
                branches)
           for e in effects(eqn) if isinstance(e, RefEffect) and eqn.refs[e.operand].type.space is Space.GLOBAL]

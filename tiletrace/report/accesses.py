@@ -134,7 +134,8 @@ class Accesses:
       multicast = " multicast" if eqn.params.get("multicast") else ""
       times = site.role.count if site.elected == "warpgroup" else 1
       nbytes = math.prod(inside.shape) * inside.type.dtype.itemsize * times
-      what = f"TMA {'load' if loading else 'store'}{multicast}, box {'x'.join(map(str, plan.box))}, " + (
+      does = "load" if loading else f"reduction ({eqn.params['reduce']})" if "reduce" in eqn.params else "store"
+      what = f"TMA {does}{multicast}, box {'x'.join(map(str, plan.box))}, " + (
           f"{swizzle[0]}-byte swizzle" if swizzle[0] else "no swizzle")
       return [Access(self.names[outside.root], "global", not loading, what, self.layouts[inside.root], None,
                      len(plan.parts) * times, nbytes)]

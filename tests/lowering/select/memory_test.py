@@ -52,18 +52,6 @@ def test_only_zeros_come_from_the_hardware():
   assert variants(lowered, "copy") == ["vector"]
 
 
-def test_views_that_end_before_the_array_are_not_for_tma():
-  def kernel(x, n, y):
-    s = tt.alloc_shared((32, 64), x.dtype)
-    tt.copy(x.at[tt.ds(0, n[...]), :].at[tt.block(tt.program_id(0), 32), :], s)
-    y[tt.block(tt.program_id(0), 32), :] = s[...]
-
-  x = struct(64, 64)
-  lowered = lower(kernel, [x, struct(dtype="int32")], x, grid=2)
-  assert variants(lowered, "copy") == ["cp_async"]
-  assert "the view ends before the array" in declined(lowered, "copy")["tma"]
-
-
 @pytest.mark.parametrize("dispatch", ["tma", "cp_async", "vector", "scalar"])
 def test_a_copy_may_be_forced(dispatch):
   lowered = copied(dispatch=dispatch)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tiletrace.core import dtypes
 from tiletrace.core.errors import TileTypeError
 from tiletrace.core.indexed import Indexed
 from tiletrace.core.operands import refuse_keywords
@@ -27,6 +28,9 @@ from tiletrace.core.tile import METHODS
 from tiletrace.core.trace import bind, current
 from tiletrace.core.types import Space
 
+_BITS, _HALVES = (dtypes.i32, dtypes.u32), (dtypes.f16, dtypes.bf16)
+REDUCTIONS = {"add": (*_BITS, *_HALVES, dtypes.f32), **dict.fromkeys(("min", "max"), (*_BITS, *_HALVES)),
+              **dict.fromkeys(("and", "or", "xor"), _BITS)}       # PTX ISA 9.7.9, cp.reduce.async.bulk.tensor
 _DISPATCH = {"copy": (None, "tma", "cp_async", "vector", "scalar"), "copy_async": (None, "tma", "cp_async")}
 
 
@@ -92,7 +96,8 @@ def copy(src: Any, dst: Any, *, fill_value: Any = 0, dispatch: str | None = None
 
 
 def copy_async(src: Any, dst: Any, *, barrier: Barrier | None = None, fill_value: Any = 0, dispatch: str | None = None,
-               multicast: tuple[int, ...] = (), eviction_policy: str | None = None, **unknown: Any) -> None:
+               multicast: tuple[int, ...] = (), reduce: str | None = None, eviction_policy: str | None = None,
+               **unknown: Any) -> None:
   """Starts a copy (level 0) that completes on `barrier`, or in the group that tt.commit_group closes.
 
   Args:
@@ -101,7 +106,11 @@ def copy_async(src: Any, dst: Any, *, barrier: Barrier | None = None, fill_value
     dispatch: "tma" or "cp_async".
     multicast: axes of the grid along which the CTAs of a cluster, all of which make this copy, share it: each brings
       its part of the bytes to the same place of all of them, and completes on the same barrier of all of them.
+    reduce: "add", "min", "max", "and", "or" or "xor": what TMA does with each element of dst, in global memory, and
+      that of src, as one (PTX ISA 9.7.9, cp.reduce.async.bulk.tensor). Programs come in any order.
     eviction_policy: as for tt.copy.
+  Raises:
+    TileTypeError: as tt.copy; a reduction of other dtypes than the hardware has, or not from shared to global memory.
 
   Example:
     >>> def kernel(x, y):
@@ -118,13 +127,31 @@ def copy_async(src: Any, dst: Any, *, barrier: Barrier | None = None, fill_value
   refuse_keywords("copy_async", unknown, COPY_WORDS)
   policy = evicted("copy_async", eviction_policy, src, dst)
   src, dst = _copy_operands("copy_async", src, dst, dispatch)
+  reduced = {} if reduce is None else _reduced(reduce, src, dst, eviction_policy)
   if barrier is not None and not isinstance(barrier, Barrier):
     raise TileTypeError(f"copy_async: barrier is {type(barrier).__name__}", loc=user_loc(),
                         hint="select one of tt.alloc_barrier's: barrier=full[slot]")
   shared = dict(multicast=_multicast(multicast, barrier)) if multicast else {}
   bind(copy_async_p, (*src.operands, *dst.operands, *(barrier.operands if barrier is not None else ())),
        dict(views=(src.view, dst.view), fill_value=fill_operand(fill_value, src.dtype, "copy_async"), dispatch=dispatch,
-            **shared, **policy))
+            **shared, **reduced, **policy))
+
+
+def _reduced(op: str, src: Ref, dst: Ref, policy: str | None) -> dict[str, str]:
+  if op not in REDUCTIONS:
+    raise TileTypeError(f"copy_async: reduce is {op!r}", loc=user_loc(),
+                        hint="one of " + ", ".join(repr(x) for x in REDUCTIONS))
+  if dst.dtype not in REDUCTIONS[op]:
+    known = ", ".join(map(dtypes.short_name, REDUCTIONS[op]))
+    raise TileTypeError(f"copy_async: reduce={op!r} of {dtypes.short_name(dst.dtype)}: TMA has it for {known}",
+                        loc=user_loc(), hint="tt.atomic_" + op + "(ref, value), where threads do it")
+  if (src.type.space, dst.type.space) != (Space.SHARED, Space.GLOBAL):
+    raise TileTypeError(f"copy_async: reduce={op!r} from {describe(src)} to {describe(dst)}", loc=user_loc(),
+                        hint="TMA reduces what is in global memory with what is in shared memory")
+  if policy is not None:
+    raise TileTypeError(f"copy_async: reduce={op!r} with an eviction_policy", loc=user_loc(),
+                        hint="drop eviction_policy=: a reduction takes none")
+  return {"reduce": op}
 
 
 def _multicast(axes: tuple[int, ...], barrier: Barrier | None) -> tuple[int, ...]:

@@ -121,7 +121,8 @@ def _copy_effects(eqn: Eqn) -> tuple[Effect, ...]:
 
 @effect_rules.register(copy_async_p)
 def _copy_async_effects(eqn: Eqn) -> tuple[Effect, ...]:
-  return (read(0), write(1), OrderEffect("copy_async"))
+  reads = (read(0), read(1)) if "reduce" in eqn.params else (read(0),)
+  return (*reads, write(1), OrderEffect("copy_async"))
 
 
 @effect_rules.register(commit_group_p, wait_group_p)

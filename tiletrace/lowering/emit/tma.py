@@ -68,6 +68,8 @@ def _issue(ctx: EmitContext, eqn: Eqn, outside: RefOperand, inside: RefOperand, 
       policies.access(ctx, eqn, isa.TMA_LOAD_MULTICAST, where, address, coords, mbarrier, mask, dim=dim)
     elif mbarrier is not None:
       policies.access(ctx, eqn, isa.TMA_LOAD, where, address, coords, mbarrier, dim=dim)
+    elif "reduce" in eqn.params:
+      b(isa.TMA_REDUCE, address, coords, where, dim=dim, op=eqn.params["reduce"])
     else:
       policies.access(ctx, eqn, isa.TMA_STORE, address, coords, where, dim=dim)
 
