@@ -108,8 +108,7 @@ def test_a_plan_names_each_row_once_with_its_group(name):
     np.testing.assert_array_equal(owners, np.searchsorted(ends, np.arange(m), side="right"))
 
 
-@pytest.mark.parametrize("persistent", [True, "dynamic"])
-@pytest.mark.parametrize("transpose_w", [False, True])
+@pytest.mark.parametrize(("transpose_w", "persistent"), [(False, True), (True, "dynamic")])
 @pytest.mark.parametrize("name", SIZES)
 def test_planned_products_are_those_that_are_not(name, transpose_w, persistent):
   m, sizes = SIZES[name]
