@@ -22,7 +22,13 @@ import numpy as np
 from benchmarks import harness
 from benchmarks.matmul import add_tile
 from benchmarks.torch_graph import TorchGraph
-from tiletrace.kernels.grouped_matmul import choose_tiling, grouped_matmul_call, grouped_matmul_reference, plan
+from tiletrace.kernels.grouped_matmul import (
+  choose_tiling,
+  grouped_matmul_call,
+  grouped_matmul_reference,
+  pays_to_plan,
+  plan,
+)
 from tiletrace.kernels.matmul import Tiling
 
 SHAPES = ((8192, 4096, 4096, 8), (65536, 4096, 4096, 64), (32768, 7168, 2048, 64), (8192, 7168, 2048, 64),
@@ -99,19 +105,19 @@ def measure(m: int, n: int, k: int, groups: int, spread: str, args: argparse.Nam
   row: dict[str, Any] = {"shape": f"{m}x{n}x{k}x{groups}", "m": m, "n": n, "k": k, "groups": groups, "rows": spread}
   bm, bn = args.tile or (0, 0)
   tiling = Tiling(bm, bn, args.warpgroups, args.stages, 1.0) if args.tile else choose_tiling(m, n, groups)
-  call = grouped_matmul_call(m, (groups, k, n), jnp.bfloat16, tiling=tiling, planned=args.planned,
+  planned = args.planned and pays_to_plan(m, n, k, groups, tiling)
+  call = grouped_matmul_call(m, (groups, k, n), jnp.bfloat16, tiling=tiling, planned=planned,
                              persistent=args.persistent)
 
-  def ours(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
-    return call(x, w, sizes, *([plan(sizes, m, tiling.bm)] if args.planned else []))
+  def operands(x: jax.Array, w: jax.Array, sizes: jax.Array) -> Inputs:
+    return (x, w, sizes, plan(sizes, m, tiling.bm)) if planned else (x, w, sizes)
 
   make = functools.partial(inputs, m, n, k, groups, spread)
-  first = make(0)
-  row |= check(call, (*first, plan(first[2], m, tiling.bm)) if args.planned else first)
-  del first
+  row |= check(call, operands(*make(0)))
   if not args.check_only:
     sets = harness.rotating(make)
-    peers: dict[str, harness.Peer] = {"tiletrace": harness.over_sets(ours), "dense": dense_peer(sets)}
+    peers: dict[str, harness.Peer] = {"tiletrace": harness.over_sets(lambda *x: call(*operands(*x))),
+                                      "dense": dense_peer(sets)}
     if args.ragged_dot:
       peers["ragged_dot"] = harness.over_sets(grouped_matmul_reference)
     if args.torch:

@@ -128,9 +128,11 @@ def test_planned_products_are_those_that_are_not(name, transpose_w, persistent):
 def test_what_fills_the_gpu_several_times_is_planned():
   def planned(m, n, k):
     x, w = struct(m, k, dtype=BF16), struct(8, k, n, dtype=BF16)
-    return f"i32[3,{-(-m // 128) + 8}]" in str(jax.make_jaxpr(grouped_matmul)(x, w, struct(8, dtype=np.int32)))
+    tiles = -(-m // choose_tiling(m, n, 8).bm) + 8
+    return f"i32[3,{tiles}]" in str(jax.make_jaxpr(grouped_matmul)(x, w, struct(8, dtype=np.int32)))
 
   assert planned(8192, 4096, 256) and not planned(512, 1024, 256)
+  assert not planned(700, 32768, 256)                      # tiles of 64 rows
   assert not planned(8192, 4097, 256)                      # rows that TMA does not take
 
 
@@ -138,7 +140,8 @@ def test_what_fills_the_gpu_several_times_is_planned():
 @pytest.mark.parametrize("transpose_w", [False, True])
 def test_derivatives_are_ragged_dots(transpose_w, planned, monkeypatch):
   if planned:
-    monkeypatch.setattr(sys.modules["tiletrace.kernels.grouped_matmul"], "_WAVES", 0)
+    for name in ("_WAVES", "_SMALL"):
+      monkeypatch.setattr(sys.modules["tiletrace.kernels.grouped_matmul"], name, 0)
   x, w, sizes = operands(120, (50, 0, 33), 72, 40, transpose_w=transpose_w)
   weight = jax.random.normal(jax.random.key(3), (120, 40), jnp.float32)
 

@@ -134,7 +134,7 @@ def grouped_matmul(x: jax.Array, w: jax.Array, sizes: jax.Array, *, transpose_w:
     return jnp.zeros((x.shape[0], w.shape[1 if transpose_w else 2]), dtype)
   m, groups, n = x.shape[0], w.shape[0], w.shape[1 if transpose_w else 2]
   t = choose_tiling(m, n, groups)
-  planned = _pays_to_plan(m, n, x.shape[1], groups, t)
+  planned = pays_to_plan(m, n, x.shape[1], groups, t)
   call = grouped_matmul_call(m, w.shape, dtype, transpose_w=transpose_w, tiling=t, planned=planned)
   return call(x, w, sizes, *([plan(sizes, m, t.bm)] if planned else []))
 
@@ -146,9 +146,11 @@ def choose_tiling(m: int, n: int, groups: int) -> Tiling:
   return Tiling(128, 256, 2, 4, 1.0) if n > 128 else Tiling(128, 128, 2, 5, 1.0)
 
 
-def _pays_to_plan(m: int, n: int, k: int, groups: int, t: Tiling) -> bool:
-  """Where SMs have several tiles, and TMA fills their rings: a plan is kernels of a few microseconds."""
-  return math.prod(_grid(m, n, groups, t)) >= _WAVES * SM_90A.sm_count and (n * 2) % 16 == (k * 2) % 16 == 0
+def pays_to_plan(m: int, n: int, k: int, groups: int, t: Tiling) -> bool:
+  """Where SMs have several tiles, and TMA fills their rings: a plan is kernels of a few microseconds. Of tiles of 64
+  rows, planned ones are not measured."""
+  several = math.prod(_grid(m, n, groups, t)) >= _WAVES * SM_90A.sm_count
+  return several and t.bm > 64 and (n * 2) % 16 == (k * 2) % 16 == 0
 
 
 def _grid(m: int, n: int, groups: int, t: Tiling) -> tuple[int, int]:
