@@ -46,7 +46,11 @@ def repeats_of(sets: Sequence[Any]) -> int:
 
 def kernel_graph(image: KernelImage, sets: Sequence[Inputs], out_shape: Any, repeats: int | None = None
                  ) -> tuple[LaunchGraph, list[launch.Buffer]]:
-  """A kernel on each set, and its results, which are poisoned before it runs; `repeats`: else as often as others."""
+  """A kernel on each set, and its results, which are poisoned before it runs.
+
+  Args:
+    repeats: of all the sets; by default so many that the start of a graph does not count.
+  """
   jax.block_until_ready(list(sets))
   launcher = launch.Launcher(image)
   outs = [launch.empty(tuple(out_shape.shape), out_shape.dtype) for _ in sets]

@@ -29,7 +29,7 @@ _LATENCY_BYTES = 16       # where there are too few rows to fill the GPU
 _MOST_ELEMENTS = 40       # of all arrays together, in the registers of a thread
 _CHUNK = 4096             # columns of a row that is read in parts, by two warpgroups
 _RING_BYTES = 208 << 10   # of shared memory
-_RING_WARPGROUPS = 4
+_LONG_WARPGROUPS = 4      # of a program with a row that would take the registers of an SM
 _SHORT_BYTES = 24 << 20   # read in some 6 us
 
 
@@ -104,11 +104,11 @@ def rows_of_pairs(shape: tuple[int, ...], dtype: np.dtype, arrays: int) -> RowPl
   elements of each, and two CTAs share an SM. None where that is not so (what f16 takes to convert may spill), or where
   more CTAs share one anyway."""
   m, n = shape
-  if arrays != 2 or dtype != jnp.bfloat16 or n % 8 or n > 128 * _RING_WARPGROUPS * 32:
+  if arrays != 2 or dtype != jnp.bfloat16 or n % 8 or n > 128 * _LONG_WARPGROUPS * 32:
     return None
   if plan_rows(shape, dtype, arrays).ctas_per_sm > 1:
     return None
-  return RowPlan(1, n, _RING_WARPGROUPS, m, ctas_per_sm=2)
+  return RowPlan(1, n, _LONG_WARPGROUPS, m, ctas_per_sm=2)
 
 
 def ring_of_rows(shape: tuple[int, ...], dtype: np.dtype, arrays: int) -> RowPlan | None:
@@ -119,9 +119,9 @@ def ring_of_rows(shape: tuple[int, ...], dtype: np.dtype, arrays: int) -> RowPla
   stages = min(4, _RING_BYTES // row)
   if n * dtype.itemsize % 128 or stages < 2 or plan_rows(shape, dtype, arrays).ctas_per_sm > 1:
     return None
-  if n > 128 * _RING_WARPGROUPS * _MOST_ELEMENTS or m < 2 * SM_90A.sm_count:
+  if n > 128 * _LONG_WARPGROUPS * _MOST_ELEMENTS or m < 2 * SM_90A.sm_count:
     return None
-  return RowPlan(1, n, _RING_WARPGROUPS, m, num_stages=stages)
+  return RowPlan(1, n, _LONG_WARPGROUPS, m, num_stages=stages)
 
 
 def _resident(held: int, arrays: int, warpgroups: int) -> int:

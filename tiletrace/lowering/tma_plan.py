@@ -5,8 +5,8 @@ import dataclasses
 import math
 
 from tiletrace.core.graph import RefOperand
-from tiletrace.core.types import Dyn, Size
-from tiletrace.lowering.facts import Facts
+from tiletrace.core.types import Dyn, Size, ViewDim
+from tiletrace.lowering.facts import Fact, Facts
 from tiletrace.lowering.layouts.relation import Layout
 from tiletrace.lowering.layouts.shared import recognise_swizzle
 from tiletrace.lowering.layouts.tma import ALIGNMENT, MAX_BOX, tma_boxes, tma_refusal
@@ -23,10 +23,9 @@ class TmaPart:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TmaPlan:
-  """`box` is per root dimension, in the root's order; every part moves one. `ends`: `ending_dim` of the view."""
+  """`box` is per root dimension, in the root's order; every part moves one."""
   box: tuple[int, ...]
   parts: tuple[TmaPart, ...]
-  ends: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -138,12 +137,15 @@ def start_refusal(ref: RefOperand, facts: Facts, *, proven: bool = True, storing
   if storing and any((s.lo if proven else s.hi) < 0 for s in starts):
     return "the view does not provably start inside the array"
   ends = ending_dim(ref)
-  if ends is not None and starts[ends].lo < 0:
+  return None if ends is None else _ending_start_refusal(ref, ref.view.dims[ends], starts[ends], facts)
+
+
+def _ending_start_refusal(ref: RefOperand, dim: ViewDim, at: Fact, facts: Facts) -> str | None:
+  if at.lo < 0:
     return "the view, which ends before the array, does not provably start inside it"
-  for edge in ref.view.dims[ends].edges if ends is not None else ():
-    start, lo = (ref.dyn[p.index] if isinstance(p, Dyn) else p for p in (ref.view.dims[ends].start, edge[0]))  # type: ignore[index]
-    if facts.difference(start, lo).lo < 0:
-      return "the view does not provably start inside of the one that it is cut from"
+  start, *firsts = (ref.dyn[p.index] if isinstance(p, Dyn) else p for p in (dim.start, *(lo for lo, _ in dim.edges)))
+  if any(facts.difference(start, lo).lo < 0 for lo in firsts):
+    return "the view does not provably start inside of the one that it is cut from"
   return None
 
 
@@ -192,4 +194,4 @@ def _clip(outside: RefOperand, place: SharedPlace, order: list[int], bits: int) 
   for i, p in enumerate(outside.view.perm):
     full[p] = box_shape[i]
   assert max(full) <= MAX_BOX
-  return TmaPlan(tuple(full), tuple(parts), ending_dim(outside))
+  return TmaPlan(tuple(full), tuple(parts))

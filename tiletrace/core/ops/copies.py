@@ -143,8 +143,9 @@ def _reduced(op: str, src: Ref, dst: Ref, policy: str | None) -> dict[str, str]:
                         hint="one of " + ", ".join(repr(x) for x in REDUCTIONS))
   if dst.dtype not in REDUCTIONS[op]:
     known = ", ".join(map(dtypes.short_name, REDUCTIONS[op]))
+    by_threads = f"tt.atomic_{op}(ref, value)" if (op in ("min", "max") and dst.dtype == dtypes.f32) else None
     raise TileTypeError(f"copy_async: reduce={op!r} of {dtypes.short_name(dst.dtype)}: TMA has it for {known}",
-                        loc=user_loc(), hint="tt.atomic_" + op + "(ref, value), where threads do it")
+                        loc=user_loc(), hint=by_threads)
   if (src.type.space, dst.type.space) != (Space.SHARED, Space.GLOBAL):
     raise TileTypeError(f"copy_async: reduce={op!r} from {describe(src)} to {describe(dst)}", loc=user_loc(),
                         hint="TMA reduces what is in global memory with what is in shared memory")

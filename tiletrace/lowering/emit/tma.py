@@ -17,7 +17,7 @@ from tiletrace.lowering.layouts.shared import recognise_swizzle
 from tiletrace.lowering.layouts.tma import ALIGNMENT
 from tiletrace.lowering.ptx import isa
 from tiletrace.lowering.ptx.registers import Addr, Reg
-from tiletrace.lowering.tma_plan import TmaPlan, share, tma_plan
+from tiletrace.lowering.tma_plan import TmaPlan, ending_dim, share, tma_plan
 
 
 @emit_rules.register(ops.copy_p)
@@ -56,11 +56,12 @@ def _issue(ctx: EmitContext, eqn: Eqn, outside: RefOperand, inside: RefOperand, 
     box, parts = mine.box, mine.parts
     starts = [_plus_times(ctx, s, index, o) for s, o in zip(starts, mine.step.offset, strict=True)]
     base = _plus_times(ctx, base, index, mine.step.smem_bytes)
-  address = ctx.map_address(ctx.maps.make(outside.root, box, swizzle, plan.ends))
+  ends = ending_dim(outside)
+  address = ctx.map_address(ctx.maps.make(outside.root, box, swizzle, ends))
   for part in parts:
     at = [_plus(ctx, s, o) for s, o in zip(starts, part.offset, strict=True)]
-    if plan.ends is not None:
-      at[plan.ends:plan.ends + 1] = _before_the_end(ctx, outside, plan.ends, at[plan.ends], box[plan.ends])
+    if ends is not None:
+      at[ends:ends + 1] = _before_the_end(ctx, outside, ends, at[ends], box[ends])
     coords = at[::-1]                                      # innermost first
     where = b.addr(base, offset + part.smem_bytes)
     dim = f"{len(coords)}d"
